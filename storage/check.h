@@ -6,7 +6,8 @@
 
 namespace troupe {
 
-// Logs `why` with file and line, then aborts. Only for broken code: data from files, hosts and clients is never checked so.
+// Logs `why` with file and line, then aborts. Only for broken code: data from files, hosts and clients is never checked
+// so.
 [[noreturn]] void check_failed(const char* condition, const char* why, const char* file, int line);
 
 #define TROUPE_CHECK(condition, why)                                                                                   \

@@ -1,4 +1,5 @@
-// The process log: spdlog with one logger; a line names its subject first ("request 4f..: ..."). No secrets, no prompts.
+// The process log: spdlog with one logger; a line names its subject first ("request 4f..: ..."). No secrets, no
+// prompts.
 #pragma once
 
 #include <spdlog/spdlog.h>
