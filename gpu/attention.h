@@ -1,0 +1,27 @@
+// Attention over window rows, compressed rows and a sink, and what fills their caches.  Spec: model.md 2.2 - 2.4, 2.8.
+#pragma once
+
+#include "gpu/backend.h"
+
+namespace troupe {
+
+// See attention_args. All f32 | dim <= 1024 | a row with no visible key gives zeros | scratch: one score per visible
+// row, thread local and reused. Values are added in ascending order of rows, fused, so a row's bits are its own.
+void attention_host(const attention_args&, const step_rows&);
+
+// c (R, d): at odd positions p the softmax-gated mean of the pair (p - 1, p) per channel, not yet normed; other rows
+// are left as they are. The even half comes from the row before, or from pending when the step starts at the odd one.
+// u, g (R, d) f32 | pending (n_slots, 2, d) f32: u and g of a sequence's last row, written when its position is even.
+void compress_pairs_host(tensor c, tensor u, tensor g, tensor pending, const step_rows&);
+
+// x (R, dim) -> cache (n_blocks, entries, dim), entry entries[i] (i32, -1: none) of row i's sequence.
+void scatter_entries_host(tensor cache, tensor x, tensor entries, const step_rows&);
+
+// x (R, dim) -> rings (n_slots, ring, dim) at [slot][position % ring]; of each sequence the last `ring` rows land.
+void write_rings_host(tensor rings, tensor x, const step_rows&);
+
+// x (R, heads, d) or (R, d): the last 2 * n_frequencies elements as adjacent pairs, turned by position * frequency
+// (f32 product, full-range sine and cosine) | positions (R) i64, frequencies (n) f32. Negative positions do nothing.
+void rope_host(tensor x, tensor positions, tensor frequencies, bool inverse);
+
+} // namespace troupe
