@@ -1,0 +1,58 @@
+// The numbers behind /metrics, /ready and status: atomics, each written by one actor and read by anyone. Never a lock.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <span>
+
+namespace troupe {
+
+// A Prometheus histogram: bucket i counts values <= bounds[i], the last one counts the rest.
+class histogram {
+public:
+  explicit histogram(std::span<const double> bounds) : bounds_(bounds) {}
+  void observe(double value);
+  std::span<const double> bounds() const { return bounds_; }
+  uint64_t count(size_t bucket) const {
+    return counts_[bucket].load(std::memory_order_relaxed);
+  } // bounds().size() + 1 buckets
+  double sum() const { return sum_.load(std::memory_order_relaxed); }
+
+private:
+  std::span<const double> bounds_; // static tables of counters.cpp, api.md section 8
+  std::array<std::atomic<uint64_t>, 32> counts_{};
+  std::atomic<double> sum_{0};
+};
+
+// Bucket bounds of api.md section 8.
+std::span<const double> ttft_bounds();
+std::span<const double> itl_bounds();
+std::span<const double> latency_bounds();
+std::span<const double> size_bounds(); // 1-2-5 up to 1,048,576
+
+enum class phase : uint8_t { starting, weights, warm_up, ready, draining, failed };
+const char* name(phase);
+
+struct counters {
+  std::atomic<phase> now{phase::starting};
+  std::atomic<double> progress{0};      // of the phase, 0..1
+  std::atomic<int64_t> last_step_us{0}; // steady clock, microseconds: progress of the engine loop
+  // scheduler
+  std::atomic<int64_t> running{0}, waiting{0}, steps{0}, rows{0}, refused{0}, paused{0};
+  std::atomic<int64_t> prompt_tokens{0}, generated_tokens{0}, cached_tokens{0}, cache_queries{0}, preemptions{0};
+  std::atomic<int64_t> ended_stop{0}, ended_length{0}, ended_abort{0}, ended_error{0};
+  // kv_cache
+  std::atomic<int64_t> blocks{0}, blocks_used{0};
+  // engram_fetch
+  std::atomic<int64_t> engram_rows{0}, engram_bytes{0};
+  // fan_out
+  std::atomic<int64_t> parse_errors{0}, stray_markers{0}, sink_full{0}, sink_closed{0};
+  // ring: what an older epoch sent
+  std::atomic<int64_t> dropped_messages{0};
+  histogram ttft{ttft_bounds()}, inter_token{itl_bounds()}, e2e{latency_bounds()}, queue_time{latency_bounds()},
+      prefill_time{latency_bounds()}, decode_time{latency_bounds()}, prompt_size{size_bounds()},
+      generation_size{size_bounds()}, iteration_tokens{size_bounds()};
+};
+
+} // namespace troupe

@@ -1,0 +1,238 @@
+// Every message between actors, in the order of a request's path (style.md section 3), and their type ids.
+// Plain values: no pointer, no device address. The one exception is turn_open, which lends a turn_sink inside the
+// front.
+#pragma once
+
+#include "actors/turn_sink.h"
+#include "model/chat_types.h"
+#include "model/sampling.h"
+
+#include <caf/allowed_unsafe_message_type.hpp>
+#include <caf/meta/type_name.hpp>
+#include <caf/type_id.hpp>
+#include <caf/typed_actor.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+// Ids: distinct types, so that one cannot be passed for another.
+enum class turn_id : uint64_t {};
+enum class sequence_id : uint64_t {};
+enum class block_id : int32_t {};
+
+// 2. connection -> request (front only): a parsed and validated request.
+struct chat_request {
+  turn_id turn{};
+  std::string id;      // X-Request-Id
+  bool is_chat = true; // false: /v1/completions, `prompts` instead of `chat`
+  chat_input chat;
+  std::vector<std::string> image_files;         // encoded bytes, indexed by content_part::image
+  std::vector<std::string> prompts;             // completions: texts ...
+  std::vector<std::vector<int32_t>> prompt_ids; // ... or ids; one of the two is empty
+  int32_t n = 1;                                // choices a prompt
+  int64_t max_tokens = -1;                      // -1: context - prompt
+  sampling_params sampling;                     // seed is set; choice is filled per sequence
+  std::vector<std::string> stop;
+  bool include_stop_in_output = false;
+  bool skip_special_tokens = true;
+  int64_t truncate_prompt_tokens = -2; // -2: absent, -1: fit the context, n: keep the last n
+  bool wants_prompt_ids = false;
+  bool echo = false; // completions: prompt text first
+  int32_t priority = 0;
+  std::string cache_salt;
+};
+
+// request -> fan_out (front only): before the first token can come.
+struct turn_open {
+  turn_id turn{};
+  struct sequence {
+    sequence_id id{};
+    int32_t choice = 0;
+  };
+  std::vector<sequence> sequences;
+  std::shared_ptr<turn_sink> sink;
+  parser_start start = parser_start::content;
+  bool raw = false; // completions: no parsing
+  bool tools_active = false, named_tool = false;
+  bool parallel_tool_calls = true, skip_special_tokens = true, include_stop = false;
+  std::vector<chat_tool> tools;
+  std::vector<std::string> stop;
+  int64_t prompt_tokens = 0;
+};
+
+// Pixels of an image, in pieces of at most 1 MiB, before the step that needs them: request -> every rank.
+struct image_piece {
+  std::vector<sequence_id> sequences; // who holds the image; dropped when all have ended
+  int32_t image = 0;                  // index among the sequence's images
+  uint64_t hash = 0;
+  int32_t width = 0, height = 0, grid_h = 0, grid_w = 0;
+  int64_t offset = 0; // of `bytes` in the width * height * 3 RGB bytes
+  std::vector<uint8_t> bytes;
+};
+
+struct image_place {
+  int64_t start = 0; // position of the span's START token
+  int32_t grid_h = 0, grid_w = 0, image = 0;
+};
+
+// 3. request -> scheduler.
+struct sequence_admit {
+  turn_id turn{};
+  sequence_id id{};
+  int32_t priority = 0;
+  std::vector<int32_t> prompt; // expanded ids
+  std::vector<image_place> images;
+  int64_t max_tokens = 0; // generated tokens at most, >= 1
+  sampling_params sampling;
+  std::string cache_salt;
+};
+// Sequences of one turn are admitted together or not at all.
+struct turn_admit {
+  turn_id turn{};
+  std::vector<sequence_admit> sequences;
+};
+// scheduler -> request: the answer, before anything else of the turn.
+struct turn_queued {
+  turn_id turn{};
+};
+struct turn_refused {
+  turn_id turn{};
+  api_error why;
+};
+
+// 4. scheduler -> kv_cache.
+struct sequence_start { // rides in the first plan of a sequence
+  sequence_id id{};
+  int32_t slot = 0;
+  int64_t n_prompt = 0;
+  std::vector<image_place> images;
+  sampling_params sampling;
+  std::string cache_salt;
+};
+struct planned_rows {
+  sequence_id id{};
+  int32_t slot = 0;
+  int64_t start = 0; // position of tokens[0]
+  std::vector<int32_t> tokens;
+  bool samples = false; // the last row's logits give a token
+};
+struct sequence_end {
+  sequence_id id{};
+  int32_t slot = -1; // -1: never placed
+};
+struct step_plan {
+  uint64_t epoch = 0, step = 0;
+  std::vector<sequence_start> started;
+  std::vector<planned_rows> rows;
+  std::vector<sequence_end> ended; // their blocks, slots and images are free from this step on
+};
+
+// 5. kv_cache -> engram_fetch[r], for every rank r.
+struct new_blocks {
+  sequence_id id{};
+  std::vector<block_id> blocks; // appended to the sequence's table
+};
+struct cached_prefix {
+  sequence_id id{};
+  int64_t n_tokens = 0; // found in the prefix cache; 0 until there is one
+};
+struct step_placed {
+  step_plan plan;
+  std::vector<new_blocks> blocks;
+  std::vector<cached_prefix> cached;
+};
+
+// 6. engram_fetch[r] -> rank[r].
+struct step_ready {
+  step_placed placed;
+  int32_t staging = 0; // slot of the lent staging buffer that holds the rows
+  std::string failure; // not empty: the rows could not be read; the step's sequences fail with it
+};
+
+// 7. rank 0 -> scheduler.
+struct sequence_result {
+  sequence_id id{};
+  std::vector<sampled_token> tokens; // empty for a prefill chunk that is not the last
+  int64_t cached_tokens = 0;
+  std::string failure; // not empty: this sequence cannot go on
+};
+struct step_result {
+  uint64_t epoch = 0, step = 0;
+  std::vector<sequence_result> results;
+  int64_t compute_us = 0;
+};
+
+// 8. scheduler -> fan_out: one message a step.
+enum class end_cause : uint8_t { none, eos, stop_token, length, failed };
+struct accepted_tokens {
+  sequence_id id{};
+  std::vector<sampled_token> tokens;
+  int64_t cached_tokens = 0; // of the first one of a sequence
+  end_cause end = end_cause::none;
+  std::string failure;
+};
+struct tokens_accepted {
+  uint64_t step = 0;
+  std::vector<accepted_tokens> sequences;
+};
+
+// fan_out -> scheduler: a stop string matched or a tool block closed; fan_out has ended the sequence.
+struct turn_stopped {
+  sequence_id id{};
+};
+// fan_out -> scheduler: the sink of these sequences is full; or drained again.
+struct stream_paused {
+  turn_id turn{};
+};
+struct stream_resumed {
+  turn_id turn{};
+};
+// connection -> request -> scheduler and fan_out; fan_out -> request when a sink is closed.
+struct client_gone {
+  turn_id turn{};
+};
+// fan_out -> request: every choice has ended.
+struct turn_ended {
+  turn_id turn{};
+  turn_usage usage;
+  std::string cause; // "stop", "length", "tool_calls", "abort", "error: .."; of the log line
+};
+// system -> ring actors, before the first step of an epoch.
+struct wiring {
+  uint64_t epoch = 0;
+};
+// system -> scheduler: admit nothing new; turns in flight finish.
+struct drain_begin {
+  bool now = false; // true: end them too
+};
+// scheduler -> whoever asks (request with a deadline): the numbers behind /ready, /metrics and status.
+struct scheduler_status {
+  int64_t n_running = 0, n_waiting = 0, n_steps = 0, prompt_tokens = 0, generated_tokens = 0;
+  int64_t n_blocks = 0, n_blocks_used = 0, n_refused = 0, n_ended[5] = {0, 0, 0, 0, 0};
+  bool draining = false;
+};
+
+// connection -> prepare -> connection: questions about text that run nothing (/render, /tokenize, /detokenize).
+struct text_question {
+  enum class kind : uint8_t { render, tokenize_text, tokenize_chat, detokenize };
+  kind what = kind::render;
+  chat_request request;             // render, tokenize_chat; `prompts` / `prompt_ids` for completions
+  std::string text;                 // tokenize_text
+  std::vector<int32_t> ids;         // detokenize
+  bool wants_token_strings = false; // raw vocabulary spelling
+  bool expand_images = false;       // render always expands
+};
+struct text_answer {
+  std::string text; // rendered prompt or decoded text
+  std::vector<int32_t> ids;
+  std::vector<std::string> token_strings;
+  std::vector<int32_t> images; // indices of the request's images in prompt order
+  parser_start start = parser_start::content;
+  api_error failure; // status 0: none
+};
+
+} // namespace troupe

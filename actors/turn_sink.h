@@ -1,0 +1,61 @@
+// Where the text of a turn goes: lent to fan_out when the turn is admitted, implemented by net/outbox and by tests.
+// The one shared_ptr that may ride in a message, inside the front process only (style.md section 3).
+#pragma once
+
+#include "model/sampling.h"
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace troupe {
+
+// Counts of one turn (all choices together), api.md 2.3.
+struct turn_usage {
+  int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0, reasoning_tokens = 0;
+};
+
+enum class finish_cause : uint8_t { stop, length, tool_calls };
+
+// One piece of output of one choice. Views are valid during the push only.
+struct turn_delta {
+  enum class kind : uint8_t { reasoning, content, call, arguments, end };
+  kind what = kind::content;
+  int32_t choice = 0;
+  std::string_view text;                   // reasoning, content, arguments: the fragment; call: the name
+  int32_t call_index = 0;                  // call, arguments
+  finish_cause cause = finish_cause::stop; // end
+  std::string_view stop_string;            // end: the matched stop string, empty if none
+  int32_t stop_token = -1;                 // end: the matched id of stop_token_ids
+  // Tokens whose bytes this delta releases, in order; each token rides exactly once. Tokens that made no text ride with
+  // the next delta or with `end`. With their log-probabilities where asked for.
+  std::span<const sampled_token> tokens;
+  turn_usage usage; // of the turn so far; on the last choice's `end` it is final
+};
+
+// An error a client may see: api.md section 9.
+struct api_error {
+  int32_t status = 500;
+  std::string type;          // "BadRequestError"
+  std::string message;       // no paths, addresses or stacks
+  std::string param;         // empty: null
+  int32_t retry_after_s = 0; // 0: no header
+};
+
+class turn_sink {
+public:
+  enum class state : uint8_t { ok, full, closed };
+  virtual ~turn_sink() = default;
+  // The turn was admitted: every check that can refuse it has passed. Before any push. Expanded prompt ids, if asked
+  // for.
+  virtual void open(std::span<const int32_t> prompt_ids) = 0;
+  // Deltas of one step, in order. Any thread, never blocks. `full`: taken, but stop producing until resumed; `closed`:
+  // gone.
+  virtual state push(std::span<const turn_delta> deltas) = 0;
+  // The turn cannot go on. Before open: an HTTP error; after: an error event. Last call either way.
+  virtual void fail(const api_error&) = 0;
+};
+
+} // namespace troupe

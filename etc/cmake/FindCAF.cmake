@@ -1,0 +1,28 @@
+# etc/cmake/FindCAF.cmake -> CAF::core CAF::io CAF::openssl
+find_package(Threads REQUIRED)
+find_package(OpenSSL QUIET)
+find_path(CAF_INCLUDE_DIR caf/all.hpp)
+if(CAF_INCLUDE_DIR)
+  file(STRINGS "${CAF_INCLUDE_DIR}/caf/config.hpp" _v REGEX "^#define CAF_VERSION [0-9]+")
+  string(REGEX MATCH "[0-9]+$" _v "${_v}")                     # 1706 for 0.17.6
+  math(EXPR _minor "(${_v} / 100) % 100")
+  math(EXPR _patch "${_v} % 100")
+  set(CAF_VERSION "0.${_minor}.${_patch}")
+endif()
+set(_deps_core Threads::Threads)
+set(_deps_io CAF::core)
+set(_deps_openssl CAF::io OpenSSL::SSL)
+foreach(_m core io openssl)
+  find_library(CAF_${_m}_LIBRARY caf_${_m})
+  if(CAF_${_m}_LIBRARY AND CAF_INCLUDE_DIR AND NOT TARGET CAF::${_m})
+    add_library(CAF::${_m} SHARED IMPORTED)
+    set_target_properties(CAF::${_m} PROPERTIES IMPORTED_LOCATION "${CAF_${_m}_LIBRARY}"
+      INTERFACE_INCLUDE_DIRECTORIES "${CAF_INCLUDE_DIR}" INTERFACE_LINK_LIBRARIES "${_deps_${_m}}")
+  endif()
+  if(TARGET CAF::${_m})
+    set(CAF_${_m}_FOUND TRUE)
+  endif()
+endforeach()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(CAF REQUIRED_VARS CAF_INCLUDE_DIR CAF_core_LIBRARY
+  VERSION_VAR CAF_VERSION HANDLE_COMPONENTS)

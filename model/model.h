@@ -1,0 +1,123 @@
+// A model family as the actors see it: what the files say, weights on one rank, the text side, the side tables.
+// A second family is a new folder under model/ and one line in model.cpp.
+#pragma once
+
+#include "gpu/backend.h"
+#include "model/chat_types.h"
+#include "model/tokenizer.h"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+class output_parser;
+struct parser_options;
+
+// From config.json and the headers alone; cheap. Errors: std::runtime_error naming file, key, expected, found.
+struct model_info {
+  std::string family;  // "deepseek_v41"
+  std::string name;    // of the folder
+  int64_t context = 0; // tokens
+  int64_t vocabulary = 0;
+  int32_t bos = 0, eos = 1, pad = 2, image_token = -1;
+  bool has_vision = false, has_draft = false;
+  int32_t draft_block = 0;
+  int64_t block_tokens = 64;
+  float default_temperature = 1, default_top_p = 1; // generation_config.json
+};
+model_info read_model_info(const std::string& folder);
+
+// One image span of a prompt: what the ids cannot say. Positions are of the expanded prompt.
+struct image_span {
+  int64_t start = 0;              // position of the START token
+  int32_t grid_h = 0, grid_w = 0; // length = grid_h * (grid_w + 1) + 2                            vision.md section 1
+  int32_t image = 0;              // index among the sequence's images
+};
+
+// An image ready for the vision tower: padded RGB of the planned size.
+struct planned_image {
+  int32_t width = 0, height = 0; // pixels, multiples of the patch size
+  int32_t grid_h = 0, grid_w = 0;
+  uint64_t hash = 0;        // of size and pixels (xxhash64)
+  std::vector<uint8_t> rgb; // height * width * 3
+  int64_t n_tokens() const { return int64_t{grid_h} * (grid_w + 1) + 2; }
+};
+
+// Rows of one sequence in one step. Spans are borrowed for the call.
+struct sequence_rows {
+  int32_t slot = 0;  // sequence slot: rings, pending halves, draft rings
+  int64_t start = 0; // position of tokens[0]; 0 resets the slot's state
+  std::span<const int32_t> tokens;
+  std::span<const int32_t> blocks;        // whole block table, covers start + tokens.size() positions
+  std::span<const image_span> images;     // all spans of the sequence, ascending
+  std::span<const int32_t> image_handles; // per span: from encode_image
+  int64_t n_prompt = 0;                   // length of the prompt: prefill mode `tail` needs it
+  int32_t n_logits = 0;                   // logits of the last n rows are wanted
+};
+
+enum class prefill_mode : uint8_t { exact, tail };
+
+struct model_options {
+  std::string folder;
+  int32_t max_sequences = 8; // slots
+  int64_t n_blocks = 0;      // KV blocks of block_tokens tokens
+  int32_t max_rows = 512;    // rows of one step
+  prefill_mode prefill = prefill_mode::exact;
+  int64_t tail_tokens = 128;
+  bool load_draft = true, load_vision = true;
+};
+
+// The weights of one rank and the state of its sequences. One thread; every rank of a group gets the same calls.
+class model {
+public:
+  virtual ~model() = default;
+  virtual const model_info& info() const = 0;
+  // `records`: the side-table rows of all rows of the step, as table_reader::read wrote them. Returns (sum of n_logits,
+  // vocab) f32 in host memory, sequence by sequence, valid until the next call; the same on every rank.
+  virtual std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) = 0;
+  // Runs the vision tower; the handle stays valid until drop_image.
+  virtual int32_t encode_image(const planned_image&) = 0;
+  virtual void drop_image(int32_t handle) = 0;
+};
+
+// Reads side-table rows (Engram) for tokens; owned by one engram_fetch actor. Keeps per-slot history by position, so a
+// range may be read again after a rollback.
+class table_reader {
+public:
+  virtual ~table_reader() = default;
+  virtual int64_t record_bytes_per_token() const = 0; // 0: the family has no side tables
+  // Writes record_bytes_per_token() bytes for each row of each sequence, in order. Errors: std::system_error naming
+  // file, tensor and row.
+  virtual void read(std::span<const sequence_rows>, std::span<std::byte> records) = 0;
+};
+
+// The text side: template, tokenizer, parser, image planning. Immutable, shared by the front's actors.
+class text_side {
+public:
+  virtual ~text_side() = default;
+  virtual const std::shared_ptr<const tokenizer>& words() const = 0;
+  virtual rendered_prompt render(const chat_input&) const = 0; // throws chat_error
+  virtual std::unique_ptr<output_parser> make_parser(const parser_options&) const = 0;
+  virtual std::span<const int32_t> suppressed_ids() const = 0; // chat.md 5.7
+  virtual int32_t think_end_id() const = 0;
+  // Decodes PNG or JPEG bytes and plans them. Throws image_error (std::runtime_error) with the client's message.
+  virtual planned_image plan_image(std::span<const std::byte> file) const = 0;
+};
+
+std::shared_ptr<const text_side> load_text_side(const std::string& folder);
+std::unique_ptr<table_reader> open_tables(const std::string& folder, int rank, int n_ranks, int32_t max_sequences);
+// Phase reports while loading: ("weights", 0.42).
+using load_progress = std::function<void(const char* phase, double part)>;
+std::unique_ptr<model> load_model(backend&, const model_options&, const load_progress&);
+// Device bytes of one KV block and of one sequence slot, from the config alone.
+struct state_bytes {
+  int64_t per_block = 0, per_slot = 0;
+};
+state_bytes plan_state(const std::string& folder, int64_t activation_bytes);
+
+} // namespace troupe

@@ -1,0 +1,66 @@
+// From logits to a token: the processing chain of api.md section 2.1, keyed random numbers, log-probabilities.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace troupe {
+
+struct sampling_params {
+  float temperature = 1; // 0: argmax, lowest id on exact ties
+  float top_p = 1;
+  int32_t top_k = 0; // 0: off
+  float min_p = 0;
+  float frequency_penalty = 0, presence_penalty = 0; // on counts of generated tokens
+  float repetition_penalty = 1;                      // on prompt and generated tokens
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<int32_t> allowed_ids;            // empty: all
+  std::vector<std::vector<int32_t>> bad_words; // token sequences that must not be completed
+  std::vector<int32_t> stop_ids;               // besides the end token
+  bool ignore_eos = false;
+  int32_t min_tokens = 0; // end token and stop ids are masked before
+  uint64_t seed = 0;
+  int32_t choice = 0;            // index among n
+  int32_t n_logprobs = -1;       // -1: none; k: the sampled token and the k best
+  bool suppress_reserved = true; // chat.md 5.7
+};
+
+struct token_logprob {
+  int32_t id = 0;
+  float logprob = 0; // from raw logits, f32 log-softmax
+};
+
+struct sampled_token {
+  int32_t id = 0;
+  float logprob = 0;               // valid when asked for
+  std::vector<token_logprob> best; // the k best of raw logits, best first
+};
+
+// What sampling must remember of one sequence. Owned by the rank; rebuilt by replaying the ids.
+class sampler_state {
+public:
+  explicit sampler_state(sampling_params);
+  void see_prompt(std::span<const int32_t> ids);
+  void see_generated(int32_t id);
+  const sampling_params& params() const { return params_; }
+  // Masks and ids that follow from the tokenizer: suppressed ids (chat.md 5.7) and the end token.
+  struct vocabulary_rules {
+    std::vector<int32_t> suppressed;
+    int32_t eos = 1;
+  };
+  // `logits` (vocab) f32 is scratch afterwards. `position`: absolute position the token will have. Random numbers
+  // depend on (seed, choice, position) only. Never returns a masked id unless every id is masked, then throws
+  // std::runtime_error.
+  sampled_token sample(std::span<float> logits, int64_t position, const vocabulary_rules&);
+
+private:
+  sampling_params params_;
+  std::vector<int32_t> prompt_ids_;                    // distinct, only kept when a penalty needs them
+  std::vector<std::pair<int32_t, int32_t>> generated_; // id, count
+  std::vector<int32_t> tail_;                          // last ids, for bad words
+  int64_t n_generated_ = 0;
+};
+
+} // namespace troupe
