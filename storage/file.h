@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string_view>
 
 namespace troupe {
 
@@ -22,8 +23,9 @@ public:
   const std::filesystem::path& path() const { return path_; }
   uint64_t size_bytes() const { return size_bytes_; } // when it was opened
 
-  // Fills all of `out` from `offset`, or throws std::system_error naming path, offset, bytes expected and bytes found.
-  void read(uint64_t offset, std::span<std::byte> out) const;
+  // Fills all of `out` from `offset`, or throws std::system_error naming path, offset, bytes expected and bytes found,
+  // and the tensor that the bytes belong to, where the caller gives one.
+  void read(uint64_t offset, std::span<std::byte> out, std::string_view tensor = {}) const;
 
   // Asks the kernel to forget the cached pages of this file, so that loading weights does not push out what others
   // need. Advice: a file system that refuses it is no error.

@@ -12,6 +12,7 @@
 #include <map>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -120,10 +121,6 @@ void refuse_missing_shards(const fs::path& index_path, const std::map<std::strin
                                        index_path.string(), n_missing, by_file.size(), missing));
 }
 
-std::string with_tensor(const tensor_info& t, const std::system_error& e) {
-  return fmt::format("tensor '{}': {}", printable(t.name), e.what());
-}
-
 } // namespace
 
 checkpoint_files::checkpoint_files(const fs::path& path) {
@@ -171,18 +168,18 @@ void checkpoint_files::open_index(const fs::path& index_path) {
   for (const auto& [file_name, entries] : by_file) {
     const size_t first = tensors_.size();
     open_file(index_path.parent_path() / file_name);
-    size_t n_named = 0;
     for (size_t i = first; i < tensors_.size(); ++i) {
       const auto named = file_of.find(tensors_[i].name);
       if (named == file_of.end())
         throw checkpoint_error(fmt::format("{}: tensor '{}' is in this file but not in the index {}",
                                            files_.back().data.path().string(), printable(tensors_[i].name), index));
       if (named->second != file_name)
-        throw checkpoint_error(fmt::format("{}: tensor '{}' is in this file, but the index {} puts it in '{}'",
+        throw checkpoint_error(fmt::format("{}: tensor '{}' is in this file, but the index {} puts it in '{}' "
+                                           "(a copy, or a wrong index)",
                                            files_.back().data.path().string(), printable(tensors_[i].name), index,
                                            printable(named->second)));
-      ++n_named;
     }
+    const size_t n_named = tensors_.size() - first; // all of them belong here: the header has no name twice
     if (n_named == entries.size()) continue;
     std::unordered_set<std::string_view> present;
     for (size_t i = first; i < tensors_.size(); ++i) present.insert(tensors_[i].name);
@@ -220,9 +217,7 @@ void checkpoint_files::read(const tensor_info& t, std::span<std::byte> out) cons
 void checkpoint_files::read_range(const tensor_info& t, uint64_t byte_offset, std::span<std::byte> out) const {
   TROUPE_CHECK(t.file < files_.size(), "a tensor_info is read through the checkpoint that it came from");
   TROUPE_CHECK(byte_offset <= t.size_bytes && out.size() <= t.size_bytes - byte_offset, "a range lies in its tensor");
-  try {
-    files_[t.file].data.read(t.offset + byte_offset, out);
-  } catch (const std::system_error& e) { throw std::system_error(e.code(), with_tensor(t, e)); }
+  files_[t.file].data.read(t.offset + byte_offset, out, t.name);
 }
 
 void checkpoint_files::drop_cache() const {
