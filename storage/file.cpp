@@ -70,7 +70,7 @@ file::~file() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-void file::read(uint64_t offset, std::span<std::byte> out) const {
+void file::read(uint64_t offset, std::span<std::byte> out, std::string_view tensor) const {
   size_t done = 0;
   while (done < out.size()) {
     const size_t n_wanted = std::min(out.size() - done, max_read_bytes);
@@ -78,9 +78,10 @@ void file::read(uint64_t offset, std::span<std::byte> out) const {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       const int error = n < 0 ? errno : EIO;
-      fail(error,
-           fmt::format("{}: {} at offset {}: expected {} bytes, found {} (the file had {} bytes when opened)",
-                       path_.string(), n < 0 ? "read failed" : "short read", offset, out.size(), done, size_bytes_));
+      const std::string subject = tensor.empty() ? "" : fmt::format("tensor '{}': ", tensor);
+      fail(error, fmt::format("{}: {}{} at offset {}: expected {} bytes, found {} (the file had {} bytes when opened)",
+                              path_.string(), subject, n < 0 ? "read failed" : "short read", offset, out.size(), done,
+                              size_bytes_));
     }
     done += static_cast<size_t>(n);
   }
