@@ -89,4 +89,6 @@ void file::read(uint64_t offset, std::span<std::byte> out, std::string_view tens
 
 void file::drop_cache() const { ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_DONTNEED); }
 
+void file::expect_random_reads() const { ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM); }
+
 } // namespace troupe

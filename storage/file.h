@@ -31,7 +31,10 @@ public:
   // need. Advice: a file system that refuses it is no error.
   void drop_cache() const;
 
-  int descriptor() const { return descriptor_; } // still owned here; for row_store's ring
+  // Tells the kernel that reads will be small and far apart, so that it does not read ahead. Advice, as above.
+  void expect_random_reads() const;
+
+  int descriptor() const { return descriptor_; } // still owned here; for read_ring
 
 private:
   std::filesystem::path path_;

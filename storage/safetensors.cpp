@@ -217,7 +217,7 @@ void checkpoint_files::read(const tensor_info& t, std::span<std::byte> out) cons
 void checkpoint_files::read_range(const tensor_info& t, uint64_t byte_offset, std::span<std::byte> out) const {
   TROUPE_CHECK(t.file < files_.size(), "a tensor_info is read through the checkpoint that it came from");
   TROUPE_CHECK(byte_offset <= t.size_bytes && out.size() <= t.size_bytes - byte_offset, "a range lies in its tensor");
-  files_[t.file].data.read(t.offset + byte_offset, out, t.name);
+  files_[t.file].data.read(t.offset + byte_offset, out, printable(t.name));
 }
 
 void checkpoint_files::drop_cache() const {
