@@ -11,7 +11,8 @@ void attention_host(const attention_args&, const step_rows&);
 
 // c (R, d): at odd positions p the softmax-gated mean of the pair (p - 1, p) per channel, not yet normed; other rows
 // are left as they are. The even half comes from the row before, or from pending when the step starts at the odd one.
-// u, g (R, d) f32 | pending (n_slots, 2, d) f32: u and g of a sequence's last row, written when its position is even.
+// u, g (R, d) f32 | pending (n_slots, pairs, 2, d) f32: u and g of the last `pairs` even positions, position p at
+// [slot][p / 2 % pairs], so that up to 2 * pairs - 2 rejected rows can be taken back.
 void compress_pairs_host(tensor c, tensor u, tensor g, tensor pending, const step_rows&);
 
 // x (R, dim) -> cache (n_blocks, entries, dim), entry entries[i] (i32, -1: none) of row i's sequence.

@@ -171,7 +171,8 @@ public:
   virtual void attention(const attention_args&, const step_rows&) = 0;
   virtual void compress_pairs(tensor c, tensor u, tensor g, tensor pending,
                               const step_rows&) = 0; // c (R, d): row i holds its group's latent where position i is
-                                                     // odd; pending (n_slots, 2, d) holds u, g of an even last row
+                                                     // odd; pending (n_slots, pairs, 2, d): u, g of the last even
+                                                     // positions p at [p / 2 % pairs]
   virtual void select_entries(const index_args&, const step_rows&) = 0;
 
   // Experts (model.md 2.6). `vl` (R) i32: 1 inside an image span, or empty.
@@ -212,7 +213,7 @@ class collective;
 
 struct host_backend_config {
   int n_threads = 0;           // 0 is refused; the caller decides
-  int64_t memory_bytes = 0;    // pretended device memory; allocations past it fail by name
+  int64_t memory_bytes = INT64_MAX; // pretended device memory; allocations past it fail by name
   bool scalar_only = false;    // the twins alone: the truth that vector code is compared with
   collective* group = nullptr; // borrowed; nullptr: one rank
 };

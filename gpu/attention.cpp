@@ -1,0 +1,139 @@
+// Attention and its caches, the plain twins.
+#include "gpu/attention.h"
+
+#include "gpu/dot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace troupe {
+namespace {
+
+constexpr int64_t max_dim = 1024;
+
+// Where entry e of row r's sequence lies in a paged cache.
+float* entry_at(tensor cache, const step_rows& rows, int64_t r, int64_t e) {
+  const int64_t per_block = cache.shape[1], dim = cache.shape[2];
+  const int64_t block = rows.tables.i32()[rows.table.i32()[r] * rows.tables.shape[1] + e / per_block];
+  return cache.f32() + (block * per_block + e % per_block) * dim;
+}
+
+// The keys (= values) that row r sees, in the order they are added.
+void visible_rows(const attention_args& a, const step_rows& rows, int64_t r, std::vector<const float*>& keys) {
+  keys.clear();
+  const int64_t dim = a.q.shape[2], ring = a.rings.shape[1];
+  const int64_t first = rows.first_row.i32()[r], t0 = rows.position.i64()[first];
+  const float* slot = a.rings.f32() + rows.slot.i32()[r] * ring * dim;
+  const bool whole_block = a.seen == attention_args::visibility::draft_block;
+  const int64_t newest = whole_block ? t0 - 1 : rows.position.i64()[r];
+  const int64_t oldest = std::max({rows.floor.i64()[r], newest - a.window + 1, int64_t{0}});
+  for (int64_t p = oldest; p <= newest; ++p)
+    keys.push_back(p < t0 ? slot + p % ring * dim : a.step_kv.f32() + (first + p - t0) * dim);
+  if (whole_block)
+    for (int64_t i = first; i < a.q.rows() && rows.first_row.i32()[i] == first; ++i)
+      keys.push_back(a.step_kv.f32() + i * dim);
+  if (!a.selected) return;
+  const int64_t k = a.selected.shape[1];
+  for (int64_t i = 0; i < k; ++i) {
+    const int32_t e = a.selected.i32()[r * k + i];
+    if (e >= 0) keys.push_back(entry_at(a.compressed, rows, r, e));
+  }
+}
+
+} // namespace
+
+void attention_host(const attention_args& a, const step_rows& rows) {
+  const int64_t heads = a.q.shape[1], dim = a.q.shape[2];
+  TROUPE_CHECK(dim <= max_dim, "head dims stay below 1024");
+  thread_local std::vector<const float*> keys;
+  thread_local std::vector<float> score;
+  for (int64_t r = 0; r < a.q.rows(); ++r) {
+    visible_rows(a, rows, r, keys);
+    const size_t n = keys.size();
+    score.resize(n);
+    for (int64_t head = 0; head < heads; ++head) {
+      const float* q = a.q.f32() + (r * heads + head) * dim;
+      float* o = a.o.f32() + (r * heads + head) * dim;
+      std::fill_n(o, dim, 0.0F);
+      if (n == 0) continue;
+      for (size_t i = 0; i < n; ++i) score[i] = row_dot(q, keys[i], dim) * a.scale;
+      const float top = *std::max_element(score.begin(), score.end());
+      float sum = 0;
+      for (float& s : score) sum += s = std::exp(s - top);
+      sum += std::exp(a.sink.f32()[head] - top);
+      for (size_t i = 0; i < n; ++i)
+        for (int64_t d = 0; d < dim; ++d) o[d] = std::fma(score[i], keys[i][d], o[d]);
+      for (int64_t d = 0; d < dim; ++d) o[d] /= sum;
+    }
+  }
+}
+
+void compress_pairs_host(tensor c, tensor u, tensor g, tensor pending, const step_rows& rows) {
+  const int64_t n = u.rows();
+  if (n == 0) return;
+  const int64_t dim = u.shape[1], pairs = pending.shape[1];
+  const auto held = [&](int64_t r, int64_t position, int64_t which) {
+    return pending.f32() + ((rows.slot.i32()[r] * pairs + position / 2 % pairs) * 2 + which) * dim;
+  };
+  for (int64_t r = 0; r < n; ++r) {
+    const int64_t t = rows.position.i64()[r];
+    if (t % 2 == 0) continue;
+    const bool in_step = r > rows.first_row.i32()[r];
+    const float* u0 = in_step ? u.f32() + (r - 1) * dim : held(r, t - 1, 0);
+    const float* g0 = in_step ? g.f32() + (r - 1) * dim : held(r, t - 1, 1);
+    const float *u1 = u.f32() + r * dim, *g1 = g.f32() + r * dim;
+    float* out = c.f32() + r * dim;
+    for (int64_t i = 0; i < dim; ++i) {
+      const float top = std::max(g0[i], g1[i]);
+      const float e0 = std::exp(g0[i] - top), e1 = std::exp(g1[i] - top);
+      out[i] = (e0 * u0[i] + e1 * u1[i]) / (e0 + e1);
+    }
+  }
+  for (int64_t r = 0; r < n; ++r) { // ascending, so the newest of two positions that share a place stays
+    const int64_t t = rows.position.i64()[r];
+    if (t % 2 != 0) continue;
+    std::copy_n(u.f32() + r * dim, dim, held(r, t, 0));
+    std::copy_n(g.f32() + r * dim, dim, held(r, t, 1));
+  }
+}
+
+void scatter_entries_host(tensor cache, tensor x, tensor entries, const step_rows& rows) {
+  const int64_t dim = cache.shape[2];
+  for (int64_t r = 0; r < x.rows(); ++r)
+    if (const int32_t e = entries.i32()[r]; e >= 0) std::copy_n(x.f32() + r * dim, dim, entry_at(cache, rows, r, e));
+}
+
+void write_rings_host(tensor rings, tensor x, const step_rows& rows) {
+  const int64_t ring = rings.shape[1], dim = rings.shape[2];
+  for (int64_t r = 0; r < x.rows(); ++r) // ascending positions: the last `ring` rows stay
+    std::copy_n(x.f32() + r * dim, dim,
+                rings.f32() + (rows.slot.i32()[r] * ring + rows.position.i64()[r] % ring) * dim);
+}
+
+void rope_host(tensor x, tensor positions, tensor frequencies, bool inverse) {
+  const int64_t rows = x.rows();
+  if (rows == 0) return;
+  const int64_t dim = x.shape[x.rank - 1], heads = x.row_elements() / dim, n = frequencies.n_elements();
+  TROUPE_CHECK(2 * n <= dim && dim <= max_dim, "the rope part fits into a head");
+  float cosine[max_dim / 2], sine[max_dim / 2];
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t t = positions.i64()[r];
+    if (t < 0) continue;
+    for (int64_t p = 0; p < n; ++p) {
+      const float angle = static_cast<float>(t) * frequencies.f32()[p];
+      cosine[p] = std::cos(angle);
+      sine[p] = inverse ? -std::sin(angle) : std::sin(angle);
+    }
+    for (int64_t head = 0; head < heads; ++head) {
+      float* pair = x.f32() + (r * heads + head) * dim + dim - 2 * n;
+      for (int64_t p = 0; p < n; ++p) {
+        const float re = pair[2 * p], im = pair[2 * p + 1];
+        pair[2 * p] = re * cosine[p] - im * sine[p];
+        pair[2 * p + 1] = re * sine[p] + im * cosine[p];
+      }
+    }
+  }
+}
+
+} // namespace troupe
