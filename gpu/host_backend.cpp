@@ -1,0 +1,213 @@
+// Forwards every operation to its host form; memory, copies, graphs and collectives are here.
+#include "gpu/host_backend.h"
+
+#include "gpu/attention.h"
+#include "gpu/collective.h"
+#include "gpu/engram_rows.h"
+#include "gpu/formats.h"
+#include "gpu/linear.h"
+#include "gpu/mix.h"
+#include "gpu/moe.h"
+#include "gpu/norm.h"
+#include "gpu/topk.h"
+#include "gpu/vision_ops.h"
+
+#include <cstring>
+#include <fmt/format.h>
+
+namespace troupe {
+namespace {
+
+class host_graph final : public graph {
+public:
+  std::function<void()> work;
+};
+
+int64_t row_bytes(const tensor& t) { return t.row_elements() * size_bytes(t.type); }
+
+} // namespace
+
+host_backend::host_backend(const host_backend_config& config)
+    : scalar_only_(config.scalar_only), group_(config.group), account_{config.memory_bytes, 0},
+      threads_(config.n_threads) {}
+
+host_backend::~host_backend() = default;
+
+std::string host_backend::name() const {
+  return fmt::format("host {}, {} thread{}", scalar_only_ ? "scalar" : "plain", threads_.size(),
+                     threads_.size() == 1 ? "" : "s");
+}
+
+tensor host_backend::allocate(dtype type, std::initializer_list<int64_t> shape, const std::string& what) {
+  tensor t(nullptr, type, shape);
+  blocks_.emplace_back(account_, t.size_bytes(), what);
+  t.data = blocks_.back().data();
+  return t;
+}
+
+void host_backend::upload(tensor to, const void* from, int64_t n_bytes) {
+  TROUPE_CHECK(n_bytes <= to.size_bytes(), "an upload fits into its tensor");
+  if (n_bytes > 0) std::memcpy(to.data, from, static_cast<size_t>(n_bytes));
+}
+
+void host_backend::download(void* to, tensor from, int64_t n_bytes) {
+  TROUPE_CHECK(n_bytes <= from.size_bytes(), "a download lies inside its tensor");
+  if (n_bytes > 0) std::memcpy(to, from.data, static_cast<size_t>(n_bytes));
+}
+
+std::unique_ptr<matrix> host_backend::load(const stored_matrix& m) {
+  return std::make_unique<host_matrix>(m, account_);
+}
+
+std::unique_ptr<expert_set> host_backend::load_experts(std::span<const stored_expert> stored, int32_t first) {
+  auto set = std::make_unique<host_expert_set>();
+  set->first = first;
+  set->n_experts = static_cast<int32_t>(stored.size());
+  for (const auto& e : stored) {
+    auto& made = set->experts.emplace_back();
+    made.gate = std::make_unique<host_matrix>(e.gate, account_);
+    made.up = std::make_unique<host_matrix>(e.up, account_);
+    made.down = std::make_unique<host_matrix>(e.down, account_);
+    set->size_bytes += made.gate->size_bytes + made.up->size_bytes + made.down->size_bytes;
+  }
+  return set;
+}
+
+void host_backend::embed(tensor y, tensor table, int64_t first_id, tensor ids) {
+  const int64_t dim = table.row_elements();
+  for (int64_t i = 0; i < ids.n_elements(); ++i) {
+    const int64_t row = ids.i32()[i] - first_id;
+    float* out = y.f32() + i * dim;
+    if (row < 0 || row >= table.rows())
+      std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
+    else
+      to_f32(out, table.slice(row, 1), "an embedding table");
+  }
+}
+
+void host_backend::copy_rows(tensor y, tensor y_rows, tensor x, tensor x_rows) {
+  TROUPE_CHECK(y.type == x.type && (row_bytes(y) == row_bytes(x) || y.rows() == 0 || x.rows() == 0),
+               "rows are copied between tensors of one row type");
+  const int64_t n = x_rows ? x_rows.n_elements() : y_rows ? y_rows.n_elements() : x.rows();
+  const int64_t bytes = row_bytes(x);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t to = y_rows ? y_rows.i32()[i] : i, from = x_rows ? x_rows.i32()[i] : i;
+    TROUPE_CHECK(to >= 0 && to < y.rows() && from >= 0 && from < x.rows(), "copied rows lie inside their tensors");
+    std::memcpy(y.data + to * bytes, x.data + from * bytes, static_cast<size_t>(bytes));
+  }
+}
+
+void host_backend::scatter_entries(tensor cache, tensor x, tensor entries, const step_rows& rows) {
+  scatter_entries_host(cache, x, entries, rows);
+}
+
+void host_backend::write_rings(tensor rings, tensor x, const step_rows& rows) { write_rings_host(rings, x, rows); }
+
+void host_backend::rms_norm(tensor y, tensor x, tensor weight, float eps) { rms_norm_host(y, x, weight, eps); }
+
+void host_backend::linear(tensor y, tensor x, const matrix& m) { linear_host(y, x, m); }
+
+void host_backend::linear_grouped(tensor y, tensor x, std::span<const matrix* const> groups) {
+  linear_grouped_host(y, x, groups);
+}
+
+void host_backend::rope(tensor x, tensor positions, tensor frequencies, bool inverse) {
+  rope_host(x, positions, frequencies, inverse);
+}
+
+void host_backend::quantise(tensor x, quantiser how) { quantise_host(x, how); }
+
+void host_backend::add(tensor y, tensor x) {
+  const int64_t n = y.n_elements();
+  TROUPE_CHECK(n == x.n_elements(), "tensors of one size are added");
+  float* out = y.f32();
+  const float* in = x.f32();
+  for (int64_t i = 0; i < n; ++i) out[i] += in[i];
+}
+
+void host_backend::scale(tensor x, float by) {
+  float* out = x.f32();
+  for (int64_t i = 0; i < x.n_elements(); ++i) out[i] *= by;
+}
+
+void host_backend::mix(const mix_args& a) { mix_host(a); }
+
+void host_backend::fold(tensor x, tensor h, tensor pre) { fold_host(x, h, pre); }
+
+void host_backend::expand(tensor h, tensor y, tensor post, tensor comb) { expand_host(h, y, post, comb); }
+
+void host_backend::spread(tensor h, tensor x) { spread_host(h, x); }
+
+void host_backend::mean_copies(tensor y, tensor h) { mean_copies_host(y, h); }
+
+void host_backend::attention(const attention_args& a, const step_rows& rows) { attention_host(a, rows); }
+
+void host_backend::compress_pairs(tensor c, tensor u, tensor g, tensor pending, const step_rows& rows) {
+  compress_pairs_host(c, u, g, pending, rows);
+}
+
+void host_backend::select_entries(const index_args& a, const step_rows& rows) { select_entries_host(a, rows); }
+
+void host_backend::route(tensor ids, tensor weights, tensor x, const matrix& gate, tensor bias, tensor bias_vl,
+                         tensor vl, float by) {
+  route_host(ids, weights, x, gate, bias, bias_vl, vl, by);
+}
+
+void host_backend::experts(tensor y, tensor x, const expert_set& set, tensor ids, tensor weights, float limit) {
+  experts_host(y, x, set, ids, weights, limit);
+}
+
+void host_backend::gated_mlp(tensor y, tensor x, const matrix& gate, const matrix& up, const matrix& down,
+                             float limit) {
+  gated_mlp_host(y, x, gate, up, down, limit);
+}
+
+void host_backend::dequant_rows(tensor y, tensor records, engram_format format, int64_t width) {
+  dequant_rows_host(y, records, format, width);
+}
+
+void host_backend::engram_gate(tensor h, tensor kv, tensor q_weight, tensor k_weight, tensor dead, tensor gates,
+                               float eps) {
+  engram_gate_host(h, kv, q_weight, k_weight, dead, gates, eps);
+}
+
+void host_backend::rope_half(tensor x, tensor angles, int64_t heads) { rope_half_host(x, angles, heads); }
+
+void host_backend::attention_full(tensor o, tensor q, tensor k, tensor v, float by) {
+  attention_full_host(o, q, k, v, by);
+}
+
+void host_backend::gelu(tensor x) { gelu_host(x); }
+
+void host_backend::silu_mul(tensor y, tensor gate_up) { silu_mul_host(y, gate_up); }
+
+std::unique_ptr<graph> host_backend::capture(std::function<void()> work) {
+  auto g = std::make_unique<host_graph>();
+  g->work = std::move(work);
+  return g;
+}
+
+void host_backend::replay(graph& g) { static_cast<host_graph&>(g).work(); }
+
+int host_backend::rank() const { return group_ == nullptr ? 0 : group_->rank(); }
+
+int host_backend::n_ranks() const { return group_ == nullptr ? 1 : group_->n_ranks(); }
+
+void host_backend::all_reduce_sum(tensor x) {
+  if (group_ != nullptr && n_ranks() > 1) group_->all_reduce_sum({x.f32(), static_cast<size_t>(x.n_elements())});
+}
+
+void host_backend::all_gather(tensor y, tensor x) {
+  const auto n = static_cast<size_t>(x.n_elements());
+  TROUPE_CHECK(y.n_elements() == x.n_elements() * n_ranks(), "a gather has room for every rank");
+  if (group_ != nullptr && n_ranks() > 1)
+    group_->all_gather({y.f32(), n * n_ranks()}, {x.f32(), n});
+  else
+    std::memcpy(y.data, x.data, n * sizeof(float));
+}
+
+std::unique_ptr<backend> make_host_backend(const host_backend_config& config) {
+  return std::make_unique<host_backend>(config);
+}
+
+} // namespace troupe

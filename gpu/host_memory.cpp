@@ -1,0 +1,42 @@
+// One aligned allocation a block.
+#include "gpu/host_memory.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <fmt/format.h>
+#include <system_error>
+#include <utility>
+
+namespace troupe {
+
+host_memory::host_memory(memory_account& account, int64_t size_bytes, const std::string& what) {
+  const auto fail = [&](const char* why) {
+    throw std::system_error(std::make_error_code(std::errc::not_enough_memory),
+                            fmt::format("{}: {} bytes wanted, {} of {} in use ({})", what, size_bytes,
+                                        account.used_bytes, account.limit_bytes, why));
+  };
+  if (size_bytes < 0 || size_bytes > account.limit_bytes - account.used_bytes) fail("past the memory limit");
+  const size_t rounded = (static_cast<size_t>(size_bytes) + 127) / 64 * 64; // never empty, a whole number of lines
+  data_ = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
+  if (data_ == nullptr) fail("the host has no more");
+  std::memset(data_, 0, rounded);
+  account_ = &account;
+  size_bytes_ = size_bytes;
+  account.used_bytes += size_bytes;
+}
+
+host_memory::host_memory(host_memory&& other) noexcept { *this = std::move(other); }
+
+host_memory& host_memory::operator=(host_memory&& other) noexcept {
+  std::swap(account_, other.account_);
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+
+host_memory::~host_memory() {
+  if (account_ != nullptr) account_->used_bytes -= size_bytes_;
+  std::free(data_);
+}
+
+} // namespace troupe
