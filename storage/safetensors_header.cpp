@@ -163,9 +163,6 @@ private:
     if (end - begin != size)
       refuse(fmt::format("{} [{}] takes {} bytes, data_offsets [{}, {}] hold {}", troupe::name(type),
                          fmt::join(shape, ", "), size, begin, end, end - begin));
-    if (troupe::size_bytes(type) > 1 && begin % 2 != 0)
-      refuse(
-          fmt::format("unaligned data_offsets [{}, {}]: {} starts at an odd offset", begin, end, troupe::name(type)));
     header_.tensors.push_back({std::string(current_), type, std::move(shape), 0, begin, size});
   }
 
@@ -175,6 +172,7 @@ private:
     std::sort(tensors.begin(), tensors.end(), [](const tensor_info& a, const tensor_info& b) {
       return std::tuple(a.offset, a.size_bytes) < std::tuple(b.offset, b.size_bytes);
     });
+    header_.data_begin = data_begin_;
     const uint64_t data_size = file_size_ - data_begin_;
     uint64_t covered = 0; // Invariant: bytes [0, covered) of the data belong to one tensor each
     for (size_t i = 0; i < tensors.size(); ++i) {
