@@ -7,11 +7,13 @@
 #include "model/chat_types.h"
 #include "model/sampling.h"
 
+#include <caf/actor_control_block.hpp>
 #include <caf/allowed_unsafe_message_type.hpp>
 #include <caf/meta/type_name.hpp>
 #include <caf/type_id.hpp>
 #include <caf/typed_actor.hpp>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -52,6 +54,7 @@ struct turn_open {
   struct sequence {
     sequence_id id{};
     int32_t choice = 0;
+    std::string echo; // completions with echo: the prompt text, the first content of the choice
   };
   std::vector<sequence> sequences;
   std::shared_ptr<turn_sink> sink;
@@ -62,6 +65,7 @@ struct turn_open {
   std::vector<chat_tool> tools;
   std::vector<std::string> stop;
   int64_t prompt_tokens = 0;
+  std::vector<int32_t> prompt_ids; // expanded, for sink->open; empty when not asked for
 };
 
 // Pixels of an image, in pieces of at most 1 MiB, before the step that needs them: request -> every rank.
@@ -95,10 +99,11 @@ struct turn_admit {
   turn_id turn{};
   std::vector<sequence_admit> sequences;
 };
-// scheduler -> request: the answer, before anything else of the turn.
+// scheduler -> request and fan_out: admitted; fan_out opens the sink before the first token can come.
 struct turn_queued {
   turn_id turn{};
 };
+// scheduler -> request: the other answer.
 struct turn_refused {
   turn_id turn{};
   api_error why;
@@ -158,7 +163,8 @@ struct sequence_result {
   sequence_id id{};
   std::vector<sampled_token> tokens; // empty for a prefill chunk that is not the last
   int64_t cached_tokens = 0;
-  std::string failure; // not empty: this sequence cannot go on
+  std::string failure;  // not empty: this sequence cannot go on
+  int32_t status = 500; // HTTP status of the failure
 };
 struct step_result {
   uint64_t epoch = 0, step = 0;
@@ -172,8 +178,10 @@ struct accepted_tokens {
   sequence_id id{};
   std::vector<sampled_token> tokens;
   int64_t cached_tokens = 0; // of the first one of a sequence
+  int64_t queue_us = 0;      // of the first one of a sequence: from admission to its first step
   end_cause end = end_cause::none;
   std::string failure;
+  int32_t status = 500; // HTTP status of the failure
 };
 struct tokens_accepted {
   uint64_t step = 0;
@@ -195,15 +203,22 @@ struct stream_resumed {
 struct client_gone {
   turn_id turn{};
 };
+// request -> fan_out: a deadline has passed; the turn ends with this error.
+struct turn_failed {
+  turn_id turn{};
+  api_error why;
+};
 // fan_out -> request: every choice has ended.
 struct turn_ended {
   turn_id turn{};
   turn_usage usage;
   std::string cause; // "stop", "length", "tool_calls", "abort", "error: .."; of the log line
+  int64_t queue_us = 0, first_token_us = 0, decode_us = 0; // waiting, from turn_open to the first token, and after it
 };
 // system -> ring actors, before the first step of an epoch.
 struct wiring {
   uint64_t epoch = 0;
+  caf::strong_actor_ptr next; // to the scheduler: the kv_cache; to rank 0: the scheduler
 };
 // system -> scheduler: admit nothing new; turns in flight finish.
 struct drain_begin {
@@ -212,7 +227,8 @@ struct drain_begin {
 // scheduler -> whoever asks (request with a deadline): the numbers behind /ready, /metrics and status.
 struct scheduler_status {
   int64_t n_running = 0, n_waiting = 0, n_steps = 0, prompt_tokens = 0, generated_tokens = 0;
-  int64_t n_blocks = 0, n_blocks_used = 0, n_refused = 0, n_ended[5] = {0, 0, 0, 0, 0};
+  int64_t n_blocks = 0, n_blocks_used = 0, n_refused = 0;
+  std::array<int64_t, 5> n_ended{}; // by end_cause; `none`: cancelled
   bool draining = false;
 };
 
@@ -236,3 +252,5 @@ struct text_answer {
 };
 
 } // namespace troupe
+
+#include "actors/wire.h" // inspect() of each, and the type ids

@@ -4,6 +4,7 @@
 #include "actors/counters.h"
 #include "actors/fan_out.h"
 #include "actors/prepare.h"
+#include "actors/rank.h"
 #include "actors/scheduler.h"
 #include "actors/settings.h"
 #include "model/model.h"
@@ -13,6 +14,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace troupe {
 
@@ -27,6 +29,7 @@ struct front {
   scheduler_actor scheduler;
   fan_out_actor fan_out;
   prepare_actor prepare;
+  std::vector<rank_actor> ranks; // image_piece goes to each
 };
 
 class runtime {

@@ -1,0 +1,29 @@
+// Side-table rows of each step, read before its rank needs them. Owns the rank's table_reader; one per rank.
+#pragma once
+
+#include "actors/counters.h"
+#include "actors/messages.h"
+#include "actors/rank.h"
+#include "actors/staging.h"
+#include "model/model.h"
+
+#include <caf/fwd.hpp>
+
+#include <functional>
+#include <memory>
+
+namespace troupe {
+
+// load_atom: opens the tables on its own thread; an error says what failed.
+using engram_fetch_actor =
+    caf::typed_actor<caf::reacts_to<step_placed>, caf::reacts_to<wiring>, caf::replies_to<load_atom>::with<bool>>;
+
+struct engram_fetch_config {
+  std::function<std::unique_ptr<table_reader>()> open; // null reader: the family has no side tables
+  int32_t max_rows = 512;
+};
+
+engram_fetch_actor spawn_engram_fetch(caf::actor_system&, engram_fetch_config, std::shared_ptr<staging_buffer> records,
+                                      rank_actor next, std::shared_ptr<counters>, bool detached = true);
+
+} // namespace troupe

@@ -1,0 +1,51 @@
+// From a request to token ids: renders, tokenises, decodes images, checks lengths. Runs nothing on the model.
+#pragma once
+
+#include "actors/messages.h"
+#include "actors/settings.h"
+#include "model/model.h"
+
+#include <caf/fwd.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+// request -> prepare.
+struct turn_prepare {
+  chat_request request;
+};
+// prepare -> request: what the scheduler, fan_out and the ranks need of it.
+struct turn_prepared {
+  api_error failure; // status 0: none
+  chat_request request;
+  struct prompt {
+    std::vector<int32_t> ids; // image placeholders expanded
+    std::vector<image_place> images;
+    std::string text; // completions with echo
+    int64_t max_tokens = 0;
+  };
+  std::vector<prompt> prompts;       // one; completions: one or more
+  std::vector<planned_image> images; // indexed by image_place::image
+  parser_start start = parser_start::content;
+};
+
+using prepare_actor = caf::typed_actor<caf::replies_to<text_question>::with<text_answer>,
+                                       caf::replies_to<turn_prepare>::with<turn_prepared>>;
+
+struct prepare_config {
+  settings values;
+  model_info info;
+  int64_t max_context = 0;
+};
+
+// `n_threads` detached actors behind one handle; 0: the handle itself does the work (tests).
+prepare_actor spawn_prepare(caf::actor_system&, const prepare_config&, std::shared_ptr<const text_side>,
+                            int32_t n_threads);
+
+} // namespace troupe
+
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::turn_prepare)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::turn_prepared)

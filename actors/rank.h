@@ -1,0 +1,51 @@
+// One tensor-parallel rank: its thread owns a backend, the weights, the state of its sequences and their sampling.
+#pragma once
+
+#include "actors/counters.h"
+#include "actors/messages.h"
+#include "actors/staging.h"
+#include "model/model.h"
+
+#include <caf/fwd.hpp>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace troupe {
+
+class collective;
+
+// load_atom: makes the parts on the rank's own thread; an error says what failed. wiring.next: the scheduler (rank 0).
+using rank_actor = caf::typed_actor<caf::reacts_to<step_ready>, caf::reacts_to<image_piece>, caf::reacts_to<wiring>,
+                                    caf::replies_to<load_atom>::with<bool>>;
+
+struct rank_parts {
+  rank_parts();
+  rank_parts(rank_parts&&) noexcept;
+  rank_parts& operator=(rank_parts&&) noexcept;
+  ~rank_parts();
+  std::unique_ptr<collective> group; // null: one rank
+  std::unique_ptr<backend> device;   // may be null in tests
+  std::unique_ptr<model> weights;    // goes first
+};
+
+struct rank_config {
+  int32_t rank = 0, n_ranks = 1;
+  std::function<rank_parts()> make; // throws what load_atom answers with
+  std::vector<int32_t> suppressed;  // chat.md 5.7
+  int32_t eos = 1;
+};
+
+// `records`: the staging buffer that this rank's engram_fetch fills.
+rank_actor spawn_rank(caf::actor_system&, rank_config, std::shared_ptr<const staging_buffer> records,
+                      std::shared_ptr<counters>, bool detached = true);
+
+// A rank with no model (`--backend null`): every decoding sequence gets a token of `text` at a set rate.
+struct null_rank_config {
+  std::vector<int32_t> text; // ids, repeated for ever
+  double tokens_per_s = 50;  // of each sequence; 0: as fast as the ring turns
+};
+rank_actor spawn_null_rank(caf::actor_system&, null_rank_config, std::shared_ptr<counters>);
+
+} // namespace troupe

@@ -1,0 +1,81 @@
+// How each message crosses a wire: its fields in order, and the type ids of the ring. Included by messages.h alone.
+#pragma once
+
+#include "actors/messages.h"
+
+namespace troupe {
+
+#define TROUPE_FIELDS(type, ...)                                                                                       \
+  template <class inspector> typename inspector::result_type inspect(inspector& f, type& x) {                          \
+    return f(caf::meta::type_name("troupe::" #type), __VA_ARGS__);                                                     \
+  }
+
+TROUPE_FIELDS(token_logprob, x.id, x.logprob)
+TROUPE_FIELDS(sampled_token, x.id, x.logprob, x.best)
+TROUPE_FIELDS(sampling_params, x.temperature, x.top_p, x.top_k, x.min_p, x.frequency_penalty, x.presence_penalty,
+              x.repetition_penalty, x.logit_bias, x.allowed_ids, x.bad_words, x.stop_ids, x.ignore_eos, x.min_tokens,
+              x.seed, x.choice, x.n_logprobs, x.suppress_reserved)
+TROUPE_FIELDS(api_error, x.status, x.type, x.message, x.param, x.retry_after_s)
+TROUPE_FIELDS(turn_usage, x.prompt_tokens, x.completion_tokens, x.cached_tokens, x.reasoning_tokens)
+TROUPE_FIELDS(image_piece, x.sequences, x.image, x.hash, x.width, x.height, x.grid_h, x.grid_w, x.offset, x.bytes)
+TROUPE_FIELDS(image_place, x.start, x.grid_h, x.grid_w, x.image)
+TROUPE_FIELDS(sequence_admit, x.turn, x.id, x.priority, x.prompt, x.images, x.max_tokens, x.sampling, x.cache_salt)
+TROUPE_FIELDS(turn_admit, x.turn, x.sequences)
+TROUPE_FIELDS(turn_queued, x.turn)
+TROUPE_FIELDS(turn_refused, x.turn, x.why)
+TROUPE_FIELDS(sequence_start, x.id, x.slot, x.n_prompt, x.images, x.sampling, x.cache_salt)
+TROUPE_FIELDS(planned_rows, x.id, x.slot, x.start, x.tokens, x.samples)
+TROUPE_FIELDS(sequence_end, x.id, x.slot)
+TROUPE_FIELDS(step_plan, x.epoch, x.step, x.started, x.rows, x.ended)
+TROUPE_FIELDS(new_blocks, x.id, x.blocks)
+TROUPE_FIELDS(cached_prefix, x.id, x.n_tokens)
+TROUPE_FIELDS(step_placed, x.plan, x.blocks, x.cached)
+TROUPE_FIELDS(step_ready, x.placed, x.staging, x.failure)
+TROUPE_FIELDS(sequence_result, x.id, x.tokens, x.cached_tokens, x.failure, x.status)
+TROUPE_FIELDS(step_result, x.epoch, x.step, x.results, x.compute_us)
+TROUPE_FIELDS(accepted_tokens, x.id, x.tokens, x.cached_tokens, x.queue_us, x.end, x.failure, x.status)
+TROUPE_FIELDS(tokens_accepted, x.step, x.sequences)
+TROUPE_FIELDS(turn_stopped, x.id)
+TROUPE_FIELDS(stream_paused, x.turn)
+TROUPE_FIELDS(stream_resumed, x.turn)
+TROUPE_FIELDS(client_gone, x.turn)
+TROUPE_FIELDS(turn_failed, x.turn, x.why)
+TROUPE_FIELDS(turn_ended, x.turn, x.usage, x.cause, x.queue_us, x.first_token_us, x.decode_us)
+TROUPE_FIELDS(wiring, x.epoch, x.next)
+TROUPE_FIELDS(drain_begin, x.now)
+TROUPE_FIELDS(scheduler_status, x.n_running, x.n_waiting, x.n_steps, x.prompt_tokens, x.generated_tokens, x.n_blocks,
+              x.n_blocks_used, x.n_refused, x.n_ended, x.draining)
+#undef TROUPE_FIELDS
+
+} // namespace troupe
+
+// net adds its own block behind this one: CAF_BEGIN_TYPE_ID_BLOCK(troupe_net, caf::id_block::troupe_ring::end).
+CAF_BEGIN_TYPE_ID_BLOCK(troupe_ring, caf::first_custom_type_id)
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::image_piece))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::turn_admit))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::turn_queued))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::turn_refused))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::step_plan))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::step_placed))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::step_ready))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::step_result))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::tokens_accepted))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::turn_stopped))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::stream_paused))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::stream_resumed))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::client_gone))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::turn_failed))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::turn_ended))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::wiring))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::drain_begin))
+CAF_ADD_TYPE_ID(troupe_ring, (troupe::scheduler_status))
+CAF_ADD_ATOM(troupe_ring, troupe, status_atom, "status")
+CAF_ADD_ATOM(troupe_ring, troupe, load_atom, "load")
+CAF_ADD_ATOM(troupe_ring, troupe, due_atom, "due")
+CAF_END_TYPE_ID_BLOCK(troupe_ring)
+
+// These stay inside the front process: they carry a sink, or a request with everything a client sent.
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::chat_request)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::turn_open)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::text_question)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::text_answer)
