@@ -25,9 +25,9 @@ public:
 
   // `path`: a folder with model.safetensors.index.json (the index alone decides which files belong), a folder with a
   // single model.safetensors, or a .safetensors file. All headers are read and checked here, no weights are. Throws
-  // checkpoint_error naming file and tensor: a shard that is missing, short or no safetensors; a tensor that the index
-  // names and its file lacks, that a file has and the index does not name, or that two files have; a shard outside the
-  // folder.
+  // checkpoint_error naming file and tensor: a shard that is missing, short, outside the folder or no safetensors; a
+  // tensor that the index names and its file lacks, that a file has and the index does not name, or that two files
+  // have; in a folder, elements wider than a byte at an odd offset.
   explicit checkpoint_files(const std::filesystem::path& path);
 
   const std::vector<shard>& files() const { return files_; }
@@ -47,7 +47,7 @@ public:
   void drop_cache() const;
 
 private:
-  void open_file(const std::filesystem::path&);
+  void open_file(const std::filesystem::path&, bool needs_alignment);
   void open_index(const std::filesystem::path& index_path);
   void index_names();
 

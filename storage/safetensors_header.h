@@ -34,14 +34,14 @@ struct tensor_info {
 };
 
 struct safetensors_header {
+  uint64_t data_begin = 0;                                   // in the file
   std::vector<tensor_info> tensors;                          // in the order of their bytes
   std::vector<std::pair<std::string, std::string>> metadata; // "__metadata__"
 };
 
 // `header_json` is the header without its length word, `file_size` the whole file. Pure. Throws checkpoint_error on
 // anything but a header that describes all of the data, each byte once: the tensors neither overlap, leave holes nor
-// leave the file; names are unique; dtype x shape is the byte count; elements wider than a byte start at even offsets
-// (files in use, the golden checkpoints among them, do put F32 at multiples of 2, so no more than that can be asked).
+// leave the file; names are unique; dtype x shape is the byte count.
 safetensors_header parse_safetensors_header(std::span<const std::byte> header_json, uint64_t file_size,
                                             const std::string& file_name);
 
