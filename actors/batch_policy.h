@@ -35,6 +35,8 @@ public:
   // Each ends at once here; `ended` of the next plan tells the others. Unknown ids are fine: an end may cross another.
   void cancel(turn_id);
   void stop(sequence_id);
+  // A refused sequence whose images are already on the ranks: the next plan says that it ended.
+  void forget(sequence_id id) { ended_.push_back({id, -1}); }
   void set_paused(turn_id, bool paused);
   void refuse_new() { draining_ = true; }
   // Ends everything with this failure.
@@ -63,7 +65,6 @@ private:
     bool live = true, told = false;         // told: its sequence_start has gone out
     int64_t n_planned = 0, n_generated = 0; // prompt tokens planned, tokens gained
     int32_t last = 0;                       // the token the next decode row feeds
-    bool waits = false;                     // its result is in flight
   };
   struct turn {
     turn_id id{};

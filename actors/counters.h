@@ -17,6 +17,7 @@ public:
   uint64_t count(size_t bucket) const {
     return counts_[bucket].load(std::memory_order_relaxed);
   } // bounds().size() + 1 buckets
+  void clear();
   double sum() const { return sum_.load(std::memory_order_relaxed); }
 
 private:
@@ -53,6 +54,7 @@ struct counters {
   histogram ttft{ttft_bounds()}, inter_token{itl_bounds()}, e2e{latency_bounds()}, queue_time{latency_bounds()},
       prefill_time{latency_bounds()}, decode_time{latency_bounds()}, prompt_size{size_bounds()},
       generation_size{size_bounds()}, iteration_tokens{size_bounds()};
+  void forget_traffic(); // everything but the phase, gauges and sizes: the warm-up is not traffic
 };
 
 } // namespace troupe

@@ -223,6 +223,7 @@ struct wiring {
 // system -> scheduler: admit nothing new; turns in flight finish.
 struct drain_begin {
   bool now = false; // true: end them too
+  std::string why;  // what their clients read; empty: the server is stopping
 };
 // scheduler -> whoever asks (request with a deadline): the numbers behind /ready, /metrics and status.
 struct scheduler_status {

@@ -13,13 +13,22 @@ namespace troupe {
 class staging_buffer {
 public:
   static constexpr int32_t n_slots = 2;
-  void resize(int64_t slot_bytes) {
-    for (auto& s : slots_) s.resize(static_cast<size_t>(slot_bytes));
+  // Before the first step, by the engram_fetch.
+  void resize(int64_t record_bytes, int64_t max_rows) {
+    record_bytes_ = record_bytes;
+    for (auto& s : slots_) s.resize(static_cast<size_t>(record_bytes * max_rows));
   }
-  std::span<std::byte> slot(int32_t i) { return slots_[i]; }
-  std::span<const std::byte> slot(int32_t i) const { return slots_[i]; }
+  // The records of the first n_rows rows. Precondition: n_rows <= max_rows.
+  std::span<std::byte> slot(int32_t i, int64_t n_rows) {
+    return std::span(slots_[i]).first(static_cast<size_t>(n_rows * record_bytes_));
+  }
+  std::span<const std::byte> slot(int32_t i, int64_t n_rows) const {
+    return std::span(slots_[i]).first(static_cast<size_t>(n_rows * record_bytes_));
+  }
+  int64_t record_bytes() const { return record_bytes_; } // of one token; 0: no side tables
 
 private:
+  int64_t record_bytes_ = 0;
   std::vector<std::byte> slots_[n_slots];
 };
 

@@ -42,7 +42,7 @@ TROUPE_FIELDS(client_gone, x.turn)
 TROUPE_FIELDS(turn_failed, x.turn, x.why)
 TROUPE_FIELDS(turn_ended, x.turn, x.usage, x.cause, x.queue_us, x.first_token_us, x.decode_us)
 TROUPE_FIELDS(wiring, x.epoch, x.next)
-TROUPE_FIELDS(drain_begin, x.now)
+TROUPE_FIELDS(drain_begin, x.now, x.why)
 TROUPE_FIELDS(scheduler_status, x.n_running, x.n_waiting, x.n_steps, x.prompt_tokens, x.generated_tokens, x.n_blocks,
               x.n_blocks_used, x.n_refused, x.n_ended, x.draining)
 #undef TROUPE_FIELDS

@@ -1,0 +1,59 @@
+// Histograms and their bucket bounds (api.md section 8), names of the phases.
+#include "actors/counters.h"
+
+#include <algorithm>
+
+namespace troupe {
+
+namespace {
+
+constexpr double ttft_table[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                                 1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
+constexpr double itl_table[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+constexpr double latency_table[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                    30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+constexpr double size_table[] = {1,    2,    5,     10,    20,    50,     100,    200,    500,     1000,
+                                 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000, 1048576};
+
+} // namespace
+
+std::span<const double> ttft_bounds() { return ttft_table; }
+std::span<const double> itl_bounds() { return itl_table; }
+std::span<const double> latency_bounds() { return latency_table; }
+std::span<const double> size_bounds() { return size_table; }
+
+void histogram::observe(double value) {
+  const auto bucket = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
+  counts_[static_cast<size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
+  sum_.fetch_add(value, std::memory_order_relaxed);
+}
+
+void histogram::clear() {
+  for (auto& c : counts_) c.store(0, std::memory_order_relaxed);
+  sum_.store(0, std::memory_order_relaxed);
+}
+
+const char* name(phase p) {
+  switch (p) {
+  case phase::starting: return "starting";
+  case phase::weights: return "weights";
+  case phase::warm_up: return "warm-up";
+  case phase::ready: return "ready";
+  case phase::draining: return "draining";
+  case phase::failed: return "failed";
+  }
+  return "unknown";
+}
+
+void counters::forget_traffic() {
+  for (auto* n : {&steps, &rows, &refused, &prompt_tokens, &generated_tokens, &cached_tokens, &cache_queries,
+                  &preemptions, &ended_stop, &ended_length, &ended_abort, &ended_error, &engram_rows, &engram_bytes,
+                  &parse_errors, &stray_markers, &sink_full, &sink_closed, &dropped_messages})
+    n->store(0, std::memory_order_relaxed);
+  for (auto* h : {&ttft, &inter_token, &e2e, &queue_time, &prefill_time, &decode_time, &prompt_size, &generation_size,
+                  &iteration_tokens})
+    h->clear();
+}
+
+} // namespace troupe

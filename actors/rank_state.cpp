@@ -1,0 +1,149 @@
+// Sequences, images and sampling of one rank.
+#include "actors/rank_state.h"
+
+#include "storage/check.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace troupe {
+
+std::optional<std::string> rank_state::take(image_piece&& piece) {
+  const int64_t size_bytes = int64_t{piece.width} * piece.height * 3;
+  if (piece.sequences.empty() || piece.width <= 0 || piece.height <= 0) return "an image piece without owner or size";
+  const image_key key{piece.sequences.front(), piece.image};
+  auto found = image_of_.find(key);
+  if (found == image_of_.end()) {
+    const size_t id = next_image_++;
+    auto& fresh = images_[id];
+    fresh.pixels.width = piece.width;
+    fresh.pixels.height = piece.height;
+    fresh.pixels.grid_h = piece.grid_h;
+    fresh.pixels.grid_w = piece.grid_w;
+    fresh.pixels.hash = piece.hash;
+    fresh.n_users = static_cast<int32_t>(piece.sequences.size());
+    for (const auto s : piece.sequences) image_of_[{s, piece.image}] = id;
+    found = image_of_.find(key);
+  }
+  auto& image = images_.at(found->second);
+  auto& rgb = image.pixels.rgb;
+  if (piece.offset != static_cast<int64_t>(rgb.size()) || piece.hash != image.pixels.hash ||
+      piece.offset + static_cast<int64_t>(piece.bytes.size()) > size_bytes)
+    return "an image piece out of order";
+  if (rgb.empty()) rgb.reserve(static_cast<size_t>(size_bytes));
+  rgb.insert(rgb.end(), piece.bytes.begin(), piece.bytes.end());
+  return std::nullopt;
+}
+
+void rank_state::drop_images(sequence_id id, model* weights) {
+  for (auto at = image_of_.lower_bound({id, 0}); at != image_of_.end() && at->first.first == id;
+       at = image_of_.erase(at)) {
+    const auto image = images_.find(at->second);
+    if (--image->second.n_users > 0) continue;
+    if (image->second.handle >= 0 && weights) weights->drop_image(image->second.handle);
+    images_.erase(image);
+  }
+}
+
+void rank_state::clear(model* weights) {
+  for (auto& [id, image] : images_)
+    if (image.handle >= 0 && weights) weights->drop_image(image.handle);
+  images_.clear();
+  image_of_.clear();
+  sequences_.clear();
+}
+
+std::optional<std::string> rank_state::encode_images(sequence& s, model& weights) {
+  for (const auto& place : s.start.images) {
+    const auto found = image_of_.find({s.start.id, place.image});
+    if (found == image_of_.end()) return "the pixels of an image did not reach the rank";
+    auto& image = images_.at(found->second);
+    if (image.handle < 0) {
+      const auto& p = image.pixels;
+      if (static_cast<int64_t>(p.rgb.size()) != int64_t{p.width} * p.height * 3) return "an image is incomplete";
+      image.handle = weights.encode_image(p);
+      image.pixels.rgb = {};
+    }
+    s.spans.push_back({place.start, place.grid_h, place.grid_w, place.image});
+    s.handles.push_back(image.handle);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> rank_state::begin(const step_placed& placed, model* weights) {
+  for (const auto& e : placed.plan.ended) {
+    drop_images(e.id, weights);
+    sequences_.erase(e.id);
+  }
+  std::optional<std::string> failure;
+  for (const auto& start : placed.plan.started) {
+    auto& s = sequences_[start.id];
+    s.start = start;
+    if (samples_) s.sampler.emplace(start.sampling);
+    if (!start.images.empty() && weights && !failure) failure = encode_images(s, *weights);
+  }
+  for (const auto& c : placed.cached) sequences_.at(c.id).cached_tokens = c.n_tokens;
+  for (const auto& b : placed.blocks) {
+    auto& table = sequences_.at(b.id).blocks;
+    for (const auto id : b.blocks) table.push_back(static_cast<int32_t>(id));
+  }
+  return failure;
+}
+
+void rank_state::sample(sequence& s, const planned_rows& row, std::span<const float> logits, sequence_result& out) {
+  if (std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); })) {
+    out.failure = "the model gave a logit that is not a number";
+    return;
+  }
+  scratch_.assign(logits.begin(), logits.end());
+  const int64_t position = row.start + static_cast<int64_t>(row.tokens.size());
+  try {
+    out.tokens.push_back(s.sampler->sample(scratch_, position, rules_));
+    s.sampler->see_generated(out.tokens.back().id);
+  } catch (const std::runtime_error& e) { // every id is masked: this request's own doing
+    out.failure = e.what();
+    out.status = 400;
+  }
+}
+
+std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<const std::byte> records,
+                                             model& weights) {
+  rows_.clear();
+  for (const auto& r : plan.rows) {
+    auto& s = sequences_.at(r.id);
+    auto& row = rows_.emplace_back();
+    row.slot = r.slot;
+    row.start = r.start;
+    row.tokens = r.tokens;
+    row.blocks = s.blocks;
+    row.images = s.spans;
+    row.image_handles = s.handles;
+    row.n_prompt = s.start.n_prompt;
+    row.n_logits = r.samples ? 1 : 0;
+    if (s.sampler && r.start < s.start.n_prompt) s.sampler->see_prompt(r.tokens);
+  }
+  const auto logits = weights.forward(rows_, records);
+  std::vector<sequence_result> results;
+  if (!samples_) return results;
+  results.reserve(plan.rows.size());
+  const auto vocabulary = static_cast<size_t>(weights.info().vocabulary);
+  size_t at = 0;
+  for (const auto& r : plan.rows) {
+    auto& s = sequences_.at(r.id);
+    auto& out = results.emplace_back();
+    out.id = r.id;
+    out.cached_tokens = s.cached_tokens;
+    if (!r.samples) continue;
+    TROUPE_CHECK((at + 1) * vocabulary <= logits.size(), "forward gives the logits that were asked for");
+    sample(s, r, logits.subspan(at++ * vocabulary, vocabulary), out);
+  }
+  return results;
+}
+
+std::vector<sequence_result> rank_state::fail(const step_plan& plan, const std::string& why, int32_t status) {
+  std::vector<sequence_result> results;
+  for (const auto& r : plan.rows) results.push_back({r.id, {}, 0, why, status});
+  return results;
+}
+
+} // namespace troupe

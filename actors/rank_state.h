@@ -1,0 +1,67 @@
+// What a rank remembers between steps: each sequence's slot, block table, images and sampling. Knows no CAF.
+#pragma once
+
+#include "actors/messages.h"
+#include "model/model.h"
+#include "model/sampling.h"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace troupe {
+
+// One thread. Device resources of images are released through the model given to each call.
+class rank_state {
+public:
+  explicit rank_state(sampler_state::vocabulary_rules rules, bool samples)
+      : rules_(std::move(rules)), samples_(samples) {}
+
+  // Pixels of an image; a piece that does not fit what came before is refused with a reason.
+  std::optional<std::string> take(image_piece&&);
+  // Applies ended, started, cached and new blocks of a step, encodes new images. A value: why the step cannot run.
+  std::optional<std::string> begin(const step_placed&, model*);
+  // Runs the step's rows and samples. `records`: the step's side-table rows. One result a planned row, in order.
+  std::vector<sequence_result> run(const step_plan&, std::span<const std::byte> records, model&);
+  // The same shape when the step cannot run: every sequence of it fails.
+  static std::vector<sequence_result> fail(const step_plan&, const std::string& why, int32_t status);
+  void clear(model*); // a new epoch
+
+  size_t n_sequences() const { return sequences_.size(); }
+  size_t n_images() const { return images_.size(); }
+
+private:
+  using image_key = std::pair<sequence_id, int32_t>;
+  struct image {
+    planned_image pixels;
+    size_t n_received = 0;
+    int32_t handle = -1; // once encoded; pixels are gone then
+    int32_t n_users = 0;
+  };
+  struct sequence {
+    sequence_start start;
+    std::vector<int32_t> blocks;
+    std::vector<image_span> spans;
+    std::vector<int32_t> handles;
+    std::optional<sampler_state> sampler; // rank 0 only
+    int64_t cached_tokens = 0;
+  };
+  void drop_images(sequence_id, model*);
+  std::optional<std::string> encode_images(sequence&, model&);
+  void sample(sequence&, const planned_rows&, std::span<const float> logits, sequence_result&);
+
+  sampler_state::vocabulary_rules rules_;
+  bool samples_;
+  std::unordered_map<sequence_id, sequence> sequences_;
+  std::map<image_key, size_t> image_of_; // sequence and index -> key in images_
+  std::unordered_map<size_t, image> images_;
+  size_t next_image_ = 0;
+  std::vector<sequence_rows> rows_;
+  std::vector<float> scratch_; // logits of one row: sampling destroys them
+};
+
+} // namespace troupe

@@ -1,0 +1,184 @@
+// Ring steps 4 and 8: admits turns, plans one step at a time, hands accepted tokens on. Decisions are batch_policy's.
+#include "actors/scheduler.h"
+
+#include "actors/batch_policy.h"
+#include "actors/guard.h"
+#include "actors/kv_cache.h"
+#include "actors/request.h"
+#include "storage/check.h"
+
+#include <caf/all.hpp>
+
+namespace troupe {
+
+namespace {
+
+struct scheduler_state {
+  static inline const char* name = "scheduler";
+  explicit scheduler_state() : policy(batch_limits{}) {}
+  batch_policy policy;
+  kv_cache_actor next;
+  fan_out_actor fan_out;
+  std::shared_ptr<counters> numbers;
+  uint64_t epoch = 0, step = 0;
+  bool in_flight = false; // Invariant: at most one step is in the ring
+  int64_t n_refused = 0;
+  std::vector<caf::typed_response_promise<bool>> drains;
+};
+using self_pointer = scheduler_actor::stateful_pointer<scheduler_state>;
+
+void show_gauges(self_pointer self) {
+  auto& s = self->state;
+  s.numbers->running = s.policy.n_running();
+  s.numbers->waiting = s.policy.n_waiting();
+  s.numbers->paused = s.policy.n_paused();
+}
+
+void pump(self_pointer self) {
+  auto& s = self->state;
+  const auto now = self->clock().now();
+  if (s.next && !s.in_flight && s.policy.has_step(now)) {
+    step_plan plan = s.policy.plan(now);
+    plan.epoch = s.epoch;
+    plan.step = ++s.step;
+    int64_t n_rows = 0;
+    for (const auto& r : plan.rows) n_rows += static_cast<int64_t>(r.tokens.size());
+    s.numbers->steps = static_cast<int64_t>(s.step);
+    s.numbers->rows += n_rows;
+    if (n_rows > 0) s.numbers->iteration_tokens.observe(static_cast<double>(n_rows));
+    s.in_flight = true;
+    self->send(s.next, std::move(plan));
+  }
+  show_gauges(self);
+  if (s.policy.is_idle() && !s.in_flight)
+    for (auto& promise : std::exchange(s.drains, {})) promise.deliver(true);
+}
+
+void hand_on(self_pointer self, std::vector<accepted_tokens>&& sequences) {
+  if (sequences.empty()) return;
+  auto& s = self->state;
+  for (const auto& a : sequences) s.numbers->generated_tokens += static_cast<int64_t>(a.tokens.size());
+  self->send(s.fan_out, tokens_accepted{s.step, std::move(sequences)});
+}
+
+void admit(self_pointer self, turn_admit& turn) {
+  auto& s = self->state;
+  const auto id = turn.turn;
+  std::vector<sequence_id> with_images; // the ranks already hold images of these
+  int64_t n_prompt = 0;
+  for (const auto& q : turn.sequences) {
+    n_prompt += static_cast<int64_t>(q.prompt.size());
+    if (!q.images.empty()) with_images.push_back(q.id);
+  }
+  const auto asker = caf::actor_cast<request_actor>(self->current_sender());
+  if (auto why = s.policy.admit(std::move(turn), self->clock().now())) {
+    ++s.n_refused;
+    if (why->status == 429) ++s.numbers->refused;
+    if (asker) self->send(asker, turn_refused{id, std::move(*why)});
+    for (const auto q : with_images) s.policy.forget(q);
+    pump(self);
+    return;
+  }
+  s.numbers->prompt_tokens += n_prompt;
+  s.numbers->cache_queries += n_prompt;
+  self->send(s.fan_out, turn_queued{id});
+  if (asker) self->send(asker, turn_queued{id});
+  pump(self);
+}
+
+void take_result(self_pointer self, step_result& result) {
+  auto& s = self->state;
+  if (result.epoch != s.epoch) {
+    ++s.numbers->dropped_messages;
+    return;
+  }
+  TROUPE_CHECK(s.in_flight && result.step == s.step, "one step is in the ring, and its result is the next to come");
+  s.in_flight = false;
+  const auto now = self->clock().now();
+  s.numbers->last_step_us = std::chrono::duration_cast<std::chrono::microseconds>(now.time_since_epoch()).count();
+  std::vector<accepted_tokens> accepted;
+  accepted.reserve(result.results.size());
+  s.policy.accept(std::move(result), now, accepted);
+  hand_on(self, std::move(accepted));
+  pump(self);
+}
+
+caf::result<bool> drain(self_pointer self, const drain_begin& d) {
+  auto& s = self->state;
+  s.policy.refuse_new();
+  auto promise = self->make_response_promise<bool>();
+  if (d.now) {
+    std::vector<accepted_tokens> ended;
+    s.policy.fail_all(d.why.empty() ? "server stopping" : d.why, d.why.empty() ? 503 : 500, ended);
+    hand_on(self, std::move(ended));
+    promise.deliver(true); // the ring may be dead: nothing here waits for it
+  } else {
+    s.drains.push_back(promise);
+  }
+  pump(self);
+  return promise;
+}
+
+scheduler_status status(self_pointer self) {
+  const auto& s = self->state;
+  scheduler_status out;
+  out.n_running = s.policy.n_running();
+  out.n_waiting = s.policy.n_waiting();
+  out.n_steps = static_cast<int64_t>(s.step);
+  out.prompt_tokens = s.numbers->prompt_tokens;
+  out.generated_tokens = s.numbers->generated_tokens;
+  out.n_blocks = s.numbers->blocks;
+  out.n_blocks_used = s.numbers->blocks_used;
+  out.n_refused = s.n_refused;
+  out.n_ended = s.policy.n_ended();
+  out.draining = s.policy.is_draining();
+  return out;
+}
+
+scheduler_actor::behavior_type behave(self_pointer self, batch_limits limits, fan_out_actor fan_out,
+                                      std::shared_ptr<counters> numbers) {
+  guard(self);
+  auto& s = self->state;
+  s.policy = batch_policy(limits);
+  s.fan_out = std::move(fan_out);
+  s.numbers = std::move(numbers);
+  return {
+      [=](turn_admit& turn) { admit(self, turn); },
+      [=](const client_gone& gone) {
+        self->state.policy.cancel(gone.turn);
+        pump(self);
+      },
+      [=](const turn_stopped& stopped) {
+        self->state.policy.stop(stopped.id);
+        pump(self);
+      },
+      [=](step_result& result) { take_result(self, result); },
+      [=](const stream_paused& p) {
+        self->state.policy.set_paused(p.turn, true);
+        show_gauges(self);
+      },
+      [=](const stream_resumed& r) {
+        self->state.policy.set_paused(r.turn, false);
+        pump(self);
+      },
+      [=](const wiring& w) {
+        auto& state = self->state;
+        state.next = caf::actor_cast<kv_cache_actor>(w.next);
+        state.epoch = w.epoch;
+        state.step = 0;
+        state.in_flight = false;
+        pump(self);
+      },
+      [=](const drain_begin& d) { return drain(self, d); },
+      [=](status_atom) { return status(self); },
+  };
+}
+
+} // namespace
+
+scheduler_actor spawn_scheduler(caf::actor_system& system, const batch_limits& limits, fan_out_actor fan_out,
+                                std::shared_ptr<counters> numbers) {
+  return system.spawn(behave, limits, std::move(fan_out), std::move(numbers));
+}
+
+} // namespace troupe
