@@ -56,10 +56,13 @@ public:
   sampled_token sample(std::span<float> logits, int64_t position, const vocabulary_rules&);
 
 private:
+  void mask(std::span<float> logits, const vocabulary_rules&) const;
+  void penalise(std::span<float> logits) const;
+
   sampling_params params_;
-  std::vector<int32_t> prompt_ids_;                    // distinct, only kept when a penalty needs them
-  std::vector<std::pair<int32_t, int32_t>> generated_; // id, count
-  std::vector<int32_t> tail_;                          // last ids, for bad words
+  std::vector<int32_t> prompt_ids_;                    // distinct, ascending, only kept when a penalty needs them
+  std::vector<std::pair<int32_t, int32_t>> generated_; // id, count; ascending, only kept when a penalty needs them
+  std::vector<int32_t> tail_;                          // last generated ids, for bad words
   int64_t n_generated_ = 0;
 };
 
