@@ -168,6 +168,8 @@ void checkpoint_files::open_index(const fs::path& index_path) {
         fmt::format("{}: an index of {} bytes, expected at most {}", index, data.size_bytes(), max_index_bytes));
   std::string json(data.size_bytes(), '\0');
   data.read(0, std::as_writable_bytes(std::span(json)));
+  if (const std::string_view what = impostor(json); !what.empty())
+    throw checkpoint_error(fmt::format("{}: {}", index, what));
   const weight_map map = index_parser(index).parse(json);
 
   std::map<std::string, std::vector<size_t>> by_file; // file name -> entries of `map`

@@ -214,20 +214,6 @@ bool starts_with_ignoring_case(std::string_view text, std::string_view lower) {
          });
 }
 
-// What a download that went wrong left behind, told by the first bytes; empty: it may be data.
-std::string_view impostor(std::string_view head) {
-  if (head.starts_with("version https://git-lfs.github.com/spec/"))
-    return "this is a git-lfs pointer file, not the data it stands for (run `git lfs pull`)";
-  if (head.starts_with("# xet version") || head.starts_with("/annex/objects/"))
-    return "this is a pointer file, not the data it stands for";
-  if (head.starts_with("\xEF\xBB\xBF")) head.remove_prefix(3);
-  while (!head.empty() && std::isspace(static_cast<unsigned char>(head.front()))) head.remove_prefix(1);
-  if (starts_with_ignoring_case(head, "<!doctype") || starts_with_ignoring_case(head, "<html") ||
-      starts_with_ignoring_case(head, "<?xml") || starts_with_ignoring_case(head, "<head"))
-    return "this is an HTML or XML page, not safetensors data (the download was answered with a web page)";
-  return {};
-}
-
 } // namespace
 
 safetensors_header parse_safetensors_header(std::span<const std::byte> header_json, uint64_t file_size,
@@ -261,6 +247,19 @@ safetensors_header read_safetensors_header(const file& f) {
   std::vector<std::byte> json(header_size);
   f.read(length_word_bytes, json);
   return parse_safetensors_header(json, f.size_bytes(), name);
+}
+
+std::string_view impostor(std::string_view head) {
+  if (head.starts_with("version https://git-lfs.github.com/spec/"))
+    return "this is a git-lfs pointer file, not the data it stands for (run `git lfs pull`)";
+  if (head.starts_with("# xet version") || head.starts_with("/annex/objects/"))
+    return "this is a pointer file, not the data it stands for";
+  if (head.starts_with("\xEF\xBB\xBF")) head.remove_prefix(3);
+  while (!head.empty() && std::isspace(static_cast<unsigned char>(head.front()))) head.remove_prefix(1);
+  if (starts_with_ignoring_case(head, "<!doctype") || starts_with_ignoring_case(head, "<html") ||
+      starts_with_ignoring_case(head, "<?xml") || starts_with_ignoring_case(head, "<head"))
+    return "this is an HTML or XML page, not safetensors data (the download was answered with a web page)";
+  return {};
 }
 
 std::string printable(std::string_view text) {

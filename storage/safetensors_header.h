@@ -49,6 +49,10 @@ safetensors_header parse_safetensors_header(std::span<const std::byte> header_js
 // HTML). Throws checkpoint_error, and std::system_error when the file cannot be read.
 safetensors_header read_safetensors_header(const file&);
 
+// What a download that went wrong left in place of a file, told by its first bytes (100 are enough): a sentence that
+// starts with "this is". Empty: it may be data.
+std::string_view impostor(std::string_view head);
+
 // `text` from a file, fit for a message or a log line: at most 200 bytes, control bytes and quotes replaced.
 std::string printable(std::string_view text);
 

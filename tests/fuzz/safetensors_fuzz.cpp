@@ -1,8 +1,9 @@
 // libFuzzer target: any bytes as the header of a safetensors file end in a list of tensors or in a checkpoint_error.
 // Input: the size of the data in 8 bytes (little-endian), then the header JSON. Build and run, from the root:
-//   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -I. -DSPDLOG_COMPILED_LIB -DSPDLOG_FMT_EXTERNAL \
-//     tests/fuzz/safetensors_fuzz.cpp storage/{safetensors_header,file,dtype,check,log}.cpp -lsimdjson -lspdlog -lfmt \
-//     -o safetensors_fuzz && ./safetensors_fuzz -max_len=4096 <a folder for new inputs> tests/fuzz/corpus/safetensors
+//   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -I. -DSPDLOG_COMPILED_LIB -DSPDLOG_FMT_EXTERNAL
+//     tests/fuzz/safetensors_fuzz.cpp storage/{safetensors_header,file,dtype,check,log}.cpp -lsimdjson -lspdlog -lfmt
+//     -o safetensors_fuzz
+//   ./safetensors_fuzz -max_len=4096 <a folder for new inputs> tests/fuzz/corpus/safetensors
 #include "storage/check.h"
 #include "storage/safetensors_header.h"
 

@@ -110,8 +110,8 @@ TEST_CASE(
   const table_folder folder;
   const std::vector<row_store> stores = each_source(folder);
   CHECK(stores[0].reads_from() != row_store::source::memory);
-  MESSAGE(
-      "row_store: io_uring is " << (stores[0].reads_from() == row_store::source::io_uring ? "used" : "not available"));
+  const bool has_ring = stores[0].reads_from() == row_store::source::io_uring;
+  MESSAGE("row_store: io_uring is " << std::string(has_ring ? "used" : "not available"));
   CHECK(stores[1].reads_from() == row_store::source::pread);
   CHECK(stores[2].reads_from() == row_store::source::memory);
   CHECK(folder.store(1, n_rows * record_bytes - 1).reads_from() != row_store::source::memory);

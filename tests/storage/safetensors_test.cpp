@@ -221,6 +221,8 @@ TEST_CASE("safetensors: an index that is no index is refused") {
     test::write_text(index, text);
     check_refusal(refusal(folder.path()), {index.string(), "not the JSON of an index"});
   }
+  test::write_text(index, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n");
+  check_refusal(refusal(folder.path()), {index.string(), "git-lfs pointer file"});
   test::write_text(index, R"({"metadata":{}})");
   check_refusal(refusal(folder.path()), {"expected a weight_map, found none"});
   test::write_text(index, R"({"weight_map":{}})");
@@ -279,7 +281,7 @@ TEST_CASE("safetensors: the golden files that are single are readable") {
   CHECK(n_shipped > 10);
 }
 
-TEST_CASE("safetensors: a checkpoint with the tensor count of the largest pack opens in a second") {
+TEST_CASE("safetensors: a checkpoint with the tensor count of the largest pack opens in seconds") {
   temp_folder folder;
   constexpr size_t n_shards = 48, n_per_shard = 3922; // 188256
   std::string index = "{\"weight_map\":{";
@@ -302,6 +304,8 @@ TEST_CASE("safetensors: a checkpoint with the tensor count of the largest pack o
   const checkpoint_files files(folder.path());
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   MESSAGE("safetensors: " << files.tensors().size() << " tensors opened in " << seconds << " s");
+  CHECK(seconds <
+        20); // 0.4 s measured (2 vCPU, 2026-11); the bound is for sanitizers on a busy host, not for the product
   CHECK(files.tensors().size() == n_shards * n_per_shard);
   CHECK(files.tensors().back().offset > (uint64_t{1} << 32));
 }
