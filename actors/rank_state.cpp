@@ -91,18 +91,16 @@ std::optional<std::string> rank_state::begin(const step_placed& placed, model* w
 }
 
 void rank_state::sample(sequence& s, const planned_rows& row, std::span<const float> logits, sequence_result& out) {
-  if (std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); })) {
-    out.failure = "the model gave a logit that is not a number";
-    return;
-  }
   scratch_.assign(logits.begin(), logits.end());
   const int64_t position = row.start + static_cast<int64_t>(row.tokens.size());
   try {
     out.tokens.push_back(s.sampler->sample(scratch_, position, rules_));
     s.sampler->see_generated(out.tokens.back().id);
-  } catch (const std::runtime_error& e) { // every id is masked: this request's own doing
+  } catch (const std::runtime_error& e) { // a logit that is not a number, or every id masked by the request itself
     out.failure = e.what();
-    out.status = 400;
+    const bool is_sound =
+        std::none_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x) || x == HUGE_VALF; });
+    out.status = is_sound ? 400 : 500;
   }
 }
 
