@@ -9,6 +9,7 @@
 #include "gpu/mix.h"
 #include "gpu/moe.h"
 #include "gpu/norm.h"
+#include "gpu/split_linear.h"
 #include "gpu/topk.h"
 #include "gpu/vision_ops.h"
 
@@ -28,14 +29,14 @@ int64_t row_bytes(const tensor& t) { return t.row_elements() * size_bytes(t.type
 } // namespace
 
 host_backend::host_backend(const host_backend_config& config)
-    : scalar_only_(config.scalar_only), group_(config.group), account_{config.memory_bytes, 0},
-      threads_(config.n_threads) {}
+    : scalar_only_(config.scalar_only),
+      level_(config.scalar_only ? vector_level::scalar : supported_vector_levels().back()),
+      group_(config.group), account_{config.memory_bytes, 0}, threads_(config.n_threads) {}
 
 host_backend::~host_backend() = default;
 
 std::string host_backend::name() const {
-  return fmt::format("host {}, {} thread{}", scalar_only_ ? "scalar" : "plain", threads_.size(),
-                     threads_.size() == 1 ? "" : "s");
+  return fmt::format("host {}, {} thread{}", troupe::name(level_), threads_.size(), threads_.size() == 1 ? "" : "s");
 }
 
 tensor host_backend::allocate(dtype type, std::initializer_list<int64_t> shape, const std::string& what) {
@@ -105,10 +106,18 @@ void host_backend::write_rings(tensor rings, tensor x, const step_rows& rows) { 
 
 void host_backend::rms_norm(tensor y, tensor x, tensor weight, float eps) { rms_norm_host(y, x, weight, eps); }
 
-void host_backend::linear(tensor y, tensor x, const matrix& m) { linear_host(y, x, m); }
+void host_backend::linear(tensor y, tensor x, const matrix& m) {
+  if (scalar_only_)
+    linear_host(y, x, m);
+  else
+    linear_fast(level_, threads_, y, x, m);
+}
 
 void host_backend::linear_grouped(tensor y, tensor x, std::span<const matrix* const> groups) {
-  linear_grouped_host(y, x, groups);
+  if (scalar_only_)
+    linear_grouped_host(y, x, groups);
+  else
+    linear_grouped_fast(level_, threads_, y, x, groups);
 }
 
 void host_backend::rope(tensor x, tensor positions, tensor frequencies, bool inverse) {
@@ -150,16 +159,32 @@ void host_backend::select_entries(const index_args& a, const step_rows& rows) { 
 
 void host_backend::route(tensor ids, tensor weights, tensor x, const matrix& gate, tensor bias, tensor bias_vl,
                          tensor vl, float by) {
-  route_host(ids, weights, x, gate, bias, bias_vl, vl, by);
+  if (scalar_only_) return route_host(ids, weights, x, gate, bias, bias_vl, vl, by);
+  const int64_t n_rows = ids.shape[0], k = ids.shape[1], n_experts = gate.out;
+  TROUPE_CHECK(k <= n_experts, "no more experts are chosen than there are");
+  if (static_cast<int64_t>(gate_scores_.size()) < n_rows * n_experts)
+    gate_scores_.resize(static_cast<size_t>(n_rows * n_experts));
+  linear_fast(level_, threads_, tensor(gate_scores_.data(), dtype::f32, {n_rows, n_experts}), x, gate);
+  for (int64_t r = 0; r < n_rows; ++r) {
+    const bool image = vl && bias_vl && vl.i32()[r] != 0;
+    route_row(ids.i32() + r * k, weights.f32() + r * k, gate_scores_.data() + r * n_experts,
+              image ? bias_vl.f32() : bias.f32(), n_experts, k, by);
+  }
 }
 
 void host_backend::experts(tensor y, tensor x, const expert_set& set, tensor ids, tensor weights, float limit) {
-  experts_host(y, x, set, ids, weights, limit);
+  if (scalar_only_)
+    experts_host(y, x, set, ids, weights, limit);
+  else
+    experts_fast(level_, threads_, moe_, y, x, set, ids, weights, limit);
 }
 
 void host_backend::gated_mlp(tensor y, tensor x, const matrix& gate, const matrix& up, const matrix& down,
                              float limit) {
-  gated_mlp_host(y, x, gate, up, down, limit);
+  if (scalar_only_)
+    gated_mlp_host(y, x, gate, up, down, limit);
+  else
+    gated_mlp_fast(level_, threads_, moe_, y, x, gate, up, down, limit);
 }
 
 void host_backend::dequant_rows(tensor y, tensor records, engram_format format, int64_t width) {

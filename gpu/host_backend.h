@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu/backend.h"
+#include "gpu/fast_moe.h"
 #include "gpu/host_memory.h"
 #include "gpu/host_threads.h"
 
@@ -71,10 +72,13 @@ public:
 
 private:
   bool scalar_only_;
+  vector_level level_;
   collective* group_;
   memory_account account_;
   std::vector<host_memory> blocks_;
   host_threads threads_;
+  moe_workspace moe_;
+  std::vector<float> gate_scores_;
 };
 
 } // namespace troupe

@@ -4,6 +4,7 @@
 #include "gpu/dequantise.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace troupe {
@@ -12,29 +13,39 @@ host_matrix::host_matrix(const stored_matrix& m, memory_account& account) {
   const std::vector<float> w = dequantise(m);
   out = m.out;
   in = m.in;
-  memory_ = host_memory(account, n_panels() * in * panel_columns * static_cast<int64_t>(sizeof(float)), m.name);
+  is_bf16_ = std::all_of(w.begin(), w.end(), [](float v) { return (std::bit_cast<uint32_t>(v) & 0xFFFF) == 0; });
+  const int64_t element_bytes = is_bf16_ ? 2 : 4;
+  memory_ = host_memory(account, n_panels() * in * panel_columns * element_bytes, m.name);
   size_bytes = memory_.size_bytes();
-  auto* panels = reinterpret_cast<float*>(memory_.data());
+  auto* words = reinterpret_cast<uint32_t*>(memory_.data());
+  auto* floats = reinterpret_cast<float*>(memory_.data());
   for (int64_t n = 0; n < out; ++n)
-    for (int64_t k = 0; k < in; ++k)
-      panels[(n / panel_columns * in + k) * panel_columns + n % panel_columns] = w[n * in + k];
+    for (int64_t k = 0; k < in; ++k) {
+      const int64_t row = n / panel_columns * in + k, column = n % panel_columns;
+      const uint32_t bits = std::bit_cast<uint32_t>(w[n * in + k]);
+      if (!is_bf16_)
+        floats[row * panel_columns + column] = w[n * in + k];
+      else
+        words[row * bf16_words + column % bf16_words] |= column < bf16_words ? bits : bits >> 16;
+    }
   if (m.bias) bias_.assign(m.bias.f32(), m.bias.f32() + out);
 }
 
 const host_matrix& as_host(const matrix& m) { return static_cast<const host_matrix&>(m); }
 
-void linear_row(float* y, const float* x, const host_matrix& m) {
-  for (int64_t n = 0; n < m.out; ++n) {
-    const float* w = m.panel(n / panel_columns) + n % panel_columns;
-    float sum = 0;
-    for (int64_t first = 0; first < m.in; first += k_block) {
-      float acc = 0;
-      const int64_t end = std::min(first + k_block, m.in);
-      for (int64_t k = first; k < end; ++k) acc = std::fma(x[k], w[k * panel_columns], acc);
-      sum = first == 0 ? acc : sum + acc;
-    }
-    y[n] = m.bias() == nullptr ? sum : sum + m.bias()[n];
+float linear_element(const float* x, const host_matrix& m, int64_t n) {
+  float sum = 0;
+  for (int64_t first = 0; first < m.in; first += k_block) {
+    float acc = 0;
+    const int64_t end = std::min(first + k_block, m.in);
+    for (int64_t k = first; k < end; ++k) acc = std::fma(x[k], m.weight(n, k), acc);
+    sum = first == 0 ? acc : sum + acc;
   }
+  return m.bias() == nullptr ? sum : sum + m.bias()[n];
+}
+
+void linear_row(float* y, const float* x, const host_matrix& m) {
+  for (int64_t n = 0; n < m.out; ++n) y[n] = linear_element(x, m, n);
 }
 
 void linear_host(tensor y, tensor x, const matrix& any) {

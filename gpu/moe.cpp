@@ -1,6 +1,8 @@
 // The twins: row by row, slot by slot.
 #include "gpu/moe.h"
 
+#include "gpu/exp.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -28,36 +30,38 @@ void gate_activation(float* g, const float* u, int64_t n, float weight, float li
   for (int64_t i = 0; i < n; ++i) {
     const float a = limit > 0 ? std::min(g[i], limit) : g[i];
     const float b = limit > 0 ? std::clamp(u[i], -limit, limit) : u[i];
-    g[i] = a / (1.0F + std::exp(-a)) * b * weight;
+    g[i] = silu_f32(a) * b * weight;
   }
+}
+
+void route_row(int32_t* ids, float* weights, float* score, const float* bias, int64_t n_experts, int64_t k,
+               float scale) {
+  for (int64_t e = 0; e < n_experts; ++e) score[e] = std::sqrt(softplus(score[e]));
+  float sum = 0;
+  for (int64_t j = 0; j < k; ++j) {
+    int64_t best = -1;
+    for (int64_t e = 0; e < n_experts; ++e) {
+      if (std::find(ids, ids + j, e) != ids + j) continue;
+      if (best < 0 || score[e] + bias[e] > score[best] + bias[best]) best = e; // the first of equal ones
+    }
+    ids[j] = static_cast<int32_t>(best);
+    weights[j] = score[best];
+    sum += score[best];
+  }
+  for (int64_t j = 0; j < k; ++j) weights[j] = weights[j] / (sum + 1e-20F) * scale;
 }
 
 void route_host(tensor ids, tensor weights, tensor x, const matrix& gate, tensor bias, tensor bias_vl, tensor vl,
                 float scale) {
-  const int64_t n_rows = ids.shape[0], k = ids.shape[1], n_experts = gate.out;
-  TROUPE_CHECK(k <= n_experts, "no more experts are chosen than there are");
-  thread_local std::vector<float> s, biased;
-  s.resize(static_cast<size_t>(n_experts));
-  biased.resize(static_cast<size_t>(n_experts));
+  const int64_t n_rows = ids.shape[0], k = ids.shape[1];
+  TROUPE_CHECK(k <= gate.out, "no more experts are chosen than there are");
+  thread_local std::vector<float> score;
+  score.resize(static_cast<size_t>(gate.out));
   for (int64_t r = 0; r < n_rows; ++r) {
-    linear_row(s.data(), x.f32() + r * gate.in, as_host(gate));
+    linear_row(score.data(), x.f32() + r * gate.in, as_host(gate));
     const bool image = vl && bias_vl && vl.i32()[r] != 0;
-    const float* b = image ? bias_vl.f32() : bias.f32();
-    for (int64_t e = 0; e < n_experts; ++e) {
-      s[e] = std::sqrt(softplus(s[e]));
-      biased[e] = s[e] + b[e];
-    }
-    int32_t* id = ids.i32() + r * k;
-    float* w = weights.f32() + r * k;
-    float sum = 0;
-    for (int64_t j = 0; j < k; ++j) {
-      const auto best = std::max_element(biased.begin(), biased.end()); // the first of equal ones
-      id[j] = static_cast<int32_t>(best - biased.begin());
-      *best = -INFINITY;
-      w[j] = s[id[j]];
-      sum += w[j];
-    }
-    for (int64_t j = 0; j < k; ++j) w[j] = w[j] / (sum + 1e-20F) * scale;
+    route_row(ids.i32() + r * k, weights.f32() + r * k, score.data(), image ? bias_vl.f32() : bias.f32(), gate.out, k,
+              scale);
   }
 }
 

@@ -25,6 +25,10 @@ const host_expert_set& as_host(const expert_set& set);
 void route_host(tensor ids, tensor weights, tensor x, const matrix& gate, tensor bias, tensor bias_vl, tensor vl,
                 float scale);
 
+// The same for one row whose gate outputs are in score (n_experts), which is overwritten.
+void route_row(int32_t* ids, float* weights, float* score, const float* bias, int64_t n_experts, int64_t k,
+               float scale);
+
 // y (R, D) = sum over the k slots in slot order, of those whose expert the set holds, of
 // down(silu(min(g, limit)) * clamp(u, -limit, limit) * weight), g = gate x, u = up x; limit <= 0: no clamp.
 // A row with no expert here is zero. ids (R, k), weights (R, k), x (R, D); y is not x.
