@@ -81,7 +81,20 @@ fan_out_actor::behavior_type behave(self_pointer self, std::shared_ptr<const tex
         self->send(self->state.scheduler, r);
       },
       [=](const wiring& w) { self->state.scheduler = caf::actor_cast<scheduler_actor>(w.next); },
-      [](const drain_begin&) { return true; },
+      [=](const drain_begin& d) {
+        if (d.now) {
+          const std::string why = d.why.empty() ? "server stopping" : d.why;
+          const bool is_stop = d.why.empty();
+          const api_error error{is_stop ? 503 : 500,
+                                is_stop ? "ServiceUnavailableError" : "InternalServerError",
+                                why,
+                                {},
+                                is_stop ? 5 : 0};
+          self->state.turns->fail_all(error, self->clock().now(), self->state.out);
+          tell(self);
+        }
+        return true;
+      },
   };
 }
 

@@ -12,7 +12,7 @@
 namespace troupe {
 
 // stream_resumed comes from the sink's owner and goes on to the scheduler. drain_begin: answered when all that was sent
-// before it has reached the sinks. wiring.next: the scheduler.
+// before it has reached the sinks; with `now` every open turn fails first. wiring.next: the scheduler.
 using fan_out_actor =
     caf::typed_actor<caf::reacts_to<turn_open>, caf::reacts_to<turn_queued>, caf::reacts_to<tokens_accepted>,
                      caf::reacts_to<client_gone>, caf::reacts_to<turn_failed>, caf::reacts_to<stream_resumed>,

@@ -124,6 +124,8 @@ void start(self_pointer self, turn_prepared& p) {
   auto& s = self->state;
   if (s.at != request_state::stage::preparing) return;
   if (p.failure.status != 0) return refuse(self, p.failure);
+  if (s.numbers->now == phase::failed)
+    return refuse(self, {503, "ServiceUnavailableError", "The engine has failed.", {}, 30});
   const auto& r = p.request;
   if (p.prompts.size() * static_cast<uint64_t>(r.n) > max_choices)
     return refuse(self, {400, "BadRequestError", "Too many choices.", "n", 0});

@@ -32,6 +32,14 @@ struct front {
   std::vector<rank_actor> ranks; // image_piece goes to each
 };
 
+// What every actor system of ours needs before it is made: message types and the scheduler of spec/caf.md section 0.
+// `n_threads`: of the pool; detached actors have their own.
+void configure(caf::actor_system_config&, int32_t n_threads = 2);
+
+// The tiny model shipped in the tree, found from the binary's own place; throws std::runtime_error naming where it
+// looked.
+std::string shipped_model();
+
 class runtime {
 public:
   // Reads config.json only. Throws std::runtime_error naming file or setting.

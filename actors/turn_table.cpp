@@ -283,4 +283,8 @@ void turn_table::fail(turn_id id, const api_error& why, time now, outcome& out) 
   finish(*found->second, "error: " + why.message, now, out);
 }
 
+void turn_table::fail_all(const api_error& why, time now, outcome& out) {
+  while (!turns_.empty()) fail(turns_.begin()->first, why, now, out);
+}
+
 } // namespace troupe

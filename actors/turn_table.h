@@ -36,6 +36,7 @@ public:
   // The client left, or a deadline passed (the sink gets `why`). Its sequences are the scheduler's to end.
   void gone(turn_id, time now, outcome&);
   void fail(turn_id, const api_error& why, time now, outcome&);
+  void fail_all(const api_error& why, time now, outcome&);
 
   size_t n_turns() const { return turns_.size(); }
 

@@ -1,0 +1,290 @@
+// Start order: what the files say, the text side, ranks in parallel on their own threads, a warm-up step, ready.
+#include "actors/system.h"
+
+#include "actors/ring.h"
+#include "actors/warm_up.h"
+#include "actors/watch.h"
+#include "gpu/backend.h"
+#include "gpu/collective.h"
+#include "storage/log.h"
+
+#include <caf/all.hpp>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+namespace troupe {
+
+namespace {
+
+namespace fs = std::filesystem;
+constexpr auto collective_deadline = std::chrono::seconds(60);
+constexpr auto warm_up_deadline = std::chrono::minutes(10);
+constexpr auto stop_deadline = std::chrono::seconds(5);
+constexpr auto answer_deadline = std::chrono::seconds(5);
+constexpr int64_t host_activation_bytes = 4; // the host backend computes in f32
+constexpr int32_t n_prepare_threads = 2;
+// `--backend null` says this, over and over.
+constexpr std::string_view null_text =
+    "The troupe rehearses this line so that you can measure how fast it is carried. ";
+
+std::string reason(const caf::error& e) {
+  const auto& context = e.context();
+  if (context.size() > 0 && context.match_element<std::string>(0)) return context.get_as<std::string>(0);
+  return caf::to_string(e);
+}
+
+std::string whole_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// The same for the same build, weights and settings that change what is generated.
+std::string make_fingerprint(const std::string& folder, const settings& s) {
+  std::string all = TROUPE_BUILD;
+  for (const char* name : {"config.json", "model.safetensors.index.json", "tokenizer.json", "generation_config.json"})
+    all += whole_file(fs::path(folder) / name) + '\n';
+  all += s.backend + ' ' + s.prefill + ' ' + std::to_string(s.tail_tokens) + ' ' + std::to_string(s.ranks) + ' ' +
+         std::to_string(s.suppress_reserved);
+  char text[24];
+  std::snprintf(text, sizeof text, "fp_%016llx", static_cast<unsigned long long>(XXH64(all.data(), all.size(), 0)));
+  return text;
+}
+
+} // namespace
+
+void configure(caf::actor_system_config& config, int32_t n_threads) {
+  config.add_message_types<caf::id_block::troupe_ring>();
+  config.set("scheduler.policy", caf::atom("sharing"));
+  config.set("scheduler.max-threads", static_cast<size_t>(n_threads));
+  config.set("scheduler.max-throughput", size_t{300});
+}
+
+std::string shipped_model() {
+  std::error_code none;
+  const fs::path binary = fs::read_symlink("/proc/self/exe", none);
+  const std::vector<fs::path> places{
+      binary.parent_path() / "../etc/models/tiny",
+      binary.parent_path() / "../share/troupe/models/tiny",
+#ifdef TROUPE_SOURCE_DIR
+      fs::path(TROUPE_SOURCE_DIR) / "etc/models/tiny",
+#endif
+  };
+  std::string looked;
+  for (const auto& place : places) {
+    if (fs::exists(place / "config.json", none)) return fs::canonical(place, none).string();
+    looked += (looked.empty() ? "" : ", ") + place.lexically_normal().string();
+  }
+  throw std::runtime_error("no model given and the shipped one is not at " + looked);
+}
+
+struct runtime::impl {
+  impl(caf::actor_system& s, settings c, std::shared_ptr<counters> n)
+      : system(s), numbers(std::move(n)), folder(c.model.empty() ? shipped_model() : c.model) {
+    parts.config = std::move(c);
+    parts.numbers = numbers;
+    parts.info = read_model_info(folder);
+  }
+
+  bool is_null() const { return parts.config.backend == "null"; }
+  int32_t n_ranks() const { return is_null() ? 1 : parts.config.ranks; }
+  batch_limits plan_limits() const;
+  ring_config plan_ring(const batch_limits&);
+  rank_parts make_rank(int32_t rank, const batch_limits&);
+  void load_parts();
+  void warm_up(const batch_limits&);
+
+  caf::actor_system& system;
+  std::shared_ptr<counters> numbers; // also held by net
+  std::string folder;
+  front parts;
+  ring engine;
+  caf::actor watch;
+  std::vector<std::unique_ptr<collective>> group; // until each rank takes its own
+  std::vector<std::atomic<double>> loaded;        // part of each rank's weights
+  bool is_loaded = false, is_stopped = false;
+};
+
+batch_limits runtime::impl::plan_limits() const {
+  const auto& c = parts.config;
+  const int64_t context = c.max_context > 0 ? std::min(c.max_context, parts.info.context) : parts.info.context;
+  const auto bytes = plan_state(folder, host_activation_bytes);
+  batch_limits limits;
+  limits.max_running = c.max_running;
+  limits.max_queue = c.max_queue;
+  limits.chunk_tokens = c.chunk_tokens;
+  limits.block_tokens = parts.info.block_tokens;
+  limits.eos = parts.info.eos;
+  const int64_t of_context = (context + limits.block_tokens - 1) / limits.block_tokens;
+  const int64_t room = (c.kv_memory_bytes - bytes.per_slot * c.max_running) / std::max<int64_t>(bytes.per_block, 1);
+  limits.n_blocks = std::min(room, of_context * c.max_running); // more could never be used
+  if (limits.n_blocks < 1)
+    throw std::runtime_error("kv_memory_bytes: " + std::to_string(c.kv_memory_bytes) +
+                             " is too small: " + std::to_string(c.max_running) + " sequences (max_running) need " +
+                             std::to_string(bytes.per_slot * c.max_running) + " and each " +
+                             std::to_string(limits.block_tokens) + " tokens " + std::to_string(bytes.per_block));
+  return limits;
+}
+
+rank_parts runtime::impl::make_rank(int32_t rank, const batch_limits& limits) {
+  const auto& c = parts.config;
+  rank_parts p;
+  if (!group.empty()) p.group = std::move(group[static_cast<size_t>(rank)]);
+  const auto cores = static_cast<int32_t>(std::thread::hardware_concurrency());
+  host_backend_config host;
+  host.n_threads = std::max(1, (c.threads > 0 ? c.threads : cores) / n_ranks());
+  host.group = p.group.get();
+  p.device = make_host_backend(host);
+  model_options o;
+  o.folder = folder;
+  o.max_sequences = limits.max_running;
+  o.n_blocks = limits.n_blocks;
+  o.max_rows = limits.max_rows();
+  o.prefill = c.prefill == "tail" ? prefill_mode::tail : prefill_mode::exact;
+  o.tail_tokens = c.tail_tokens;
+  o.load_draft = false; // the serving loop does not draft
+  o.load_vision = parts.info.has_vision;
+  p.weights = load_model(*p.device, o, [this, rank](const char*, double part) {
+    loaded[static_cast<size_t>(rank)] = part;
+    double sum = 0;
+    for (const auto& l : loaded) sum += l;
+    numbers->progress = sum / static_cast<double>(loaded.size());
+  });
+  return p;
+}
+
+ring_config runtime::impl::plan_ring(const batch_limits& limits) {
+  ring_config config;
+  config.limits = limits;
+  config.n_ranks = n_ranks();
+  if (is_null()) {
+    config.null = null_rank_config{parts.text->words()->encode_plain(null_text), parts.config.null_tokens_per_s};
+    return config;
+  }
+  if (n_ranks() > 1) group = make_host_collectives(n_ranks(), collective_deadline);
+  loaded = std::vector<std::atomic<double>>(static_cast<size_t>(n_ranks()));
+  const auto suppressed = parts.text->suppressed_ids();
+  config.suppressed.assign(suppressed.begin(), suppressed.end());
+  config.make_rank = [this, limits](int32_t rank) { return make_rank(rank, limits); };
+  config.open_tables = [this, limits](int32_t rank) {
+    return open_tables(folder, rank, n_ranks(), limits.max_running);
+  };
+  return config;
+}
+
+// Every rank and table reader at once, each on its own thread.
+void runtime::impl::load_parts() {
+  caf::scoped_actor self{system};
+  std::string failure;
+  const auto on_error = [&](const caf::error& e) {
+    if (failure.empty()) failure = reason(e);
+  };
+  std::vector<std::function<void()>> answers;
+  const auto ask = [&](const auto& who) {
+    auto pending = std::make_shared<decltype(self->request(who, caf::infinite, load_atom_v))>(
+        self->request(who, caf::infinite, load_atom_v));
+    answers.push_back([&, pending] { pending->receive([](bool) {}, on_error); });
+  };
+  for (const auto& r : engine.ranks) ask(r);
+  for (const auto& e : engine.engram_fetches) ask(e);
+  for (auto& answer : answers) answer();
+  if (!failure.empty()) throw std::runtime_error(failure);
+}
+
+void runtime::impl::warm_up(const batch_limits& limits) {
+  const auto n = std::min<int64_t>({limits.chunk_tokens, limits.block_tokens + 1, parts.max_context - 2});
+  const std::vector<int32_t> prompt(static_cast<size_t>(std::max<int64_t>(n, 1)), parts.info.bos);
+  run_warm_up(engine, prompt, warm_up_deadline);
+  numbers->forget_traffic();
+}
+
+runtime::runtime(caf::actor_system& system, settings values, std::shared_ptr<counters> numbers)
+    : impl_(std::make_unique<impl>(system, std::move(values), std::move(numbers))) {}
+
+runtime::~runtime() { stop(); }
+
+void runtime::load() {
+  auto& i = *impl_;
+  i.numbers->now = phase::weights;
+  i.parts.text = load_text_side(i.folder);
+  const auto limits = i.plan_limits();
+  const int64_t context = i.parts.config.max_context > 0 ? std::min(i.parts.config.max_context, i.parts.info.context)
+                                                         : i.parts.info.context;
+  i.parts.max_context = std::min(context, limits.n_blocks * limits.block_tokens);
+  if (i.parts.max_context < context)
+    spdlog::warn("context: {} of {} tokens, limited by kv_memory_bytes", i.parts.max_context, context);
+  i.engine = spawn_ring(i.system, i.plan_ring(limits), i.parts.text, i.numbers);
+  i.load_parts();
+  wire(i.engine, 1);
+  i.watch = spawn_watch(i.system, i.engine, i.numbers);
+  i.parts.fingerprint = make_fingerprint(i.folder, i.parts.config);
+  i.parts.scheduler = i.engine.scheduler;
+  i.parts.fan_out = i.engine.fan_out;
+  i.parts.ranks = i.engine.ranks;
+  i.parts.prepare =
+      spawn_prepare(i.system, {i.parts.config, i.parts.info, i.parts.max_context}, i.parts.text, n_prepare_threads);
+  i.numbers->now = phase::warm_up;
+  i.numbers->progress = 0;
+  i.warm_up(limits);
+  i.numbers->progress = 1;
+  i.is_loaded = true;
+  i.numbers->now = phase::ready;
+  spdlog::info("engine: {} ({}), {} ranks, context {}, {} KV blocks of {} tokens, {} sequences", i.parts.info.name,
+               i.parts.config.backend, i.engine.ranks.size(), i.parts.max_context, limits.n_blocks, limits.block_tokens,
+               limits.max_running);
+}
+
+const front& runtime::parts() const {
+  TROUPE_CHECK(impl_->is_loaded, "parts() comes after load()");
+  return impl_->parts;
+}
+
+bool runtime::drain(std::chrono::seconds deadline) {
+  auto& i = *impl_;
+  if (!i.is_loaded) return true;
+  if (i.numbers->now != phase::failed) i.numbers->now = phase::draining;
+  caf::scoped_actor self{i.system};
+  bool all_ended = false;
+  const auto ignore = [](const caf::error&) {};
+  self->request(i.engine.scheduler, deadline, drain_begin{}).receive([&](bool ok) { all_ended = ok; }, ignore);
+  if (!all_ended)
+    self->request(i.engine.scheduler, answer_deadline, drain_begin{true, {}}).receive([](bool) {}, ignore);
+  self->request(i.engine.fan_out, answer_deadline, drain_begin{!all_ended, {}}).receive([](bool) {}, ignore);
+  return all_ended;
+}
+
+void runtime::stop() {
+  auto& i = *impl_;
+  if (std::exchange(i.is_stopped, true)) return;
+  caf::scoped_actor self{i.system};
+  std::vector<caf::actor> actors = i.engine.scheduler ? i.engine.all() : std::vector<caf::actor>{};
+  if (i.parts.prepare) actors.push_back(caf::actor_cast<caf::actor>(i.parts.prepare));
+  if (i.watch) actors.insert(actors.begin(), i.watch);
+  size_t n_left = actors.size();
+  for (const auto& a : actors) {
+    self->monitor(a);
+    self->send_exit(a, caf::exit_reason::user_shutdown);
+  }
+  const auto until = std::chrono::steady_clock::now() + stop_deadline;
+  bool is_late = false;
+  while (n_left > 0 && !is_late) {
+    const auto rest = std::max(until - std::chrono::steady_clock::now(), std::chrono::steady_clock::duration::zero());
+    self->receive([&](const caf::down_msg&) { --n_left; }, caf::after(rest) >> [&] { is_late = true; });
+  }
+  if (is_late) spdlog::error("stop: {} actors did not end in time", n_left);
+  i.engine = {};
+  i.watch = nullptr;
+  i.parts.scheduler = nullptr;
+  i.parts.fan_out = nullptr;
+  i.parts.prepare = nullptr;
+  i.parts.ranks.clear();
+}
+
+} // namespace troupe

@@ -1,0 +1,62 @@
+// The warm-up turn and the sink that waits for its end.
+#include "actors/warm_up.h"
+
+#include <caf/all.hpp>
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace troupe {
+
+namespace {
+
+class waiting_sink : public turn_sink {
+public:
+  std::future<std::string> answer() { return done_.get_future(); }
+  void open(std::span<const int32_t>) override {}
+  state push(std::span<const turn_delta> deltas) override {
+    for (const auto& d : deltas)
+      if (d.what == turn_delta::kind::end) finish({});
+    return state::ok;
+  }
+  void fail(const api_error& why) override { finish(why.message); }
+
+private:
+  void finish(std::string why) {
+    if (!is_done_.exchange(true)) done_.set_value(std::move(why));
+  }
+  std::promise<std::string> done_; // empty: it worked
+  std::atomic<bool> is_done_{false};
+};
+
+} // namespace
+
+void run_warm_up(const ring& engine, const std::vector<int32_t>& prompt, std::chrono::seconds deadline) {
+  constexpr turn_id turn{0}; // turns of clients start at 1
+  constexpr sequence_id sequence{0};
+  auto sink = std::make_shared<waiting_sink>(); // lent like any sink
+  auto answer = sink->answer();
+  turn_open open;
+  open.turn = turn;
+  open.sequences.push_back({sequence, 0, {}});
+  open.sink = sink;
+  open.raw = true;
+  turn_admit admit{turn, {}};
+  auto& s = admit.sequences.emplace_back();
+  s.turn = turn;
+  s.id = sequence;
+  s.prompt = prompt;
+  s.max_tokens = 2; // a prefill and a decode
+  s.sampling.temperature = 0;
+  s.sampling.ignore_eos = true;
+  caf::anon_send(engine.fan_out, std::move(open));
+  caf::anon_send(engine.scheduler, std::move(admit));
+  if (answer.wait_for(deadline) != std::future_status::ready)
+    throw std::runtime_error("warm-up: no token came back in " + std::to_string(deadline.count()) + " s");
+  if (const auto why = answer.get(); !why.empty()) throw std::runtime_error("warm-up: " + why);
+}
+
+} // namespace troupe
