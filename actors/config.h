@@ -13,6 +13,7 @@ namespace troupe {
 
 struct loaded_config {
   settings values;
+  std::string profile = "default";
   std::vector<std::string> rest;     // arguments that are not settings: verbs, their operands; `--` ends the flags
   std::vector<std::string> warnings; // one source overrides another
   std::string show() const;          // `config show`: one line a key: value, origin; secrets hidden
@@ -27,7 +28,9 @@ struct loaded_config {
 // `arguments`: without the program's name; --config FILE names the file (else TROUPE_CONFIG, else none). `environment`:
 // main's third argument, "NAME=value" strings ended by a null pointer; null: none. Throws std::runtime_error naming
 // key, source, expected, found and, for an unknown key, the nearest name. -h, --help, --version stay in `rest`.
-loaded_config load_config(std::span<const std::string> arguments, const char* const* environment);
+// `other_flags`: flags of verbs ("--url"), left in `rest` as they are written, with --url=VALUE or the next argument.
+loaded_config load_config(std::span<const std::string> arguments, const char* const* environment,
+                          std::span<const std::string_view> other_flags = {});
 
 // One paragraph a key, from the table.
 std::string config_help();
