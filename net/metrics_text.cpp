@@ -1,0 +1,147 @@
+// Families are built at each scrape from the atomics and handed to prometheus-cpp's text writer.
+#include "net/metrics_text.h"
+
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <limits>
+#include <utility>
+#include <vector>
+
+namespace troupe {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+using labels = std::vector<ClientMetric::Label>;
+
+class family_list {
+public:
+  explicit family_list(const std::string& model) {
+    if (!model.empty()) base_.push_back({"model_name", model});
+    base_.push_back({"engine", "0"});
+  }
+  void counter(const char* name, const char* help, double value, const labels& extra = {}) {
+    auto& m = add(name, help, MetricType::Counter, extra);
+    m.counter.value = value;
+  }
+  void gauge(const char* name, const char* help, double value, const labels& extra = {}) {
+    auto& m = add(name, help, MetricType::Gauge, extra);
+    m.gauge.value = value;
+  }
+  void distribution(const char* name, const char* help, const histogram& h) {
+    auto& m = add(name, help, MetricType::Histogram, {});
+    uint64_t total = 0;
+    for (size_t i = 0; i <= h.bounds().size(); i++) {
+      total += h.count(i);
+      const double bound = i < h.bounds().size() ? h.bounds()[i] : std::numeric_limits<double>::infinity();
+      m.histogram.bucket.push_back({total, bound});
+    }
+    m.histogram.sample_count = total;
+    m.histogram.sample_sum = h.sum();
+  }
+  std::string text() const { return prometheus::TextSerializer().Serialize(families_); }
+
+private:
+  ClientMetric& add(const char* name, const char* help, MetricType type, const labels& extra) {
+    if (families_.empty() || families_.back().name != name) families_.push_back({name, help, type, {}});
+    auto& m = families_.back().metric.emplace_back();
+    m.label = base_;
+    m.label.insert(m.label.end(), extra.begin(), extra.end());
+    return m;
+  }
+  labels base_;
+  std::vector<MetricFamily> families_;
+};
+
+void add_engine(family_list& out, const counters& n) {
+  out.gauge("vllm:num_requests_running", "Sequences in the running steps.", static_cast<double>(n.running));
+  out.gauge("vllm:num_requests_waiting", "Turns waiting for a place.", static_cast<double>(n.waiting));
+  const double blocks = static_cast<double>(n.blocks);
+  out.gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.",
+            blocks > 0 ? static_cast<double>(n.blocks_used) / blocks : 0);
+  out.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
+              static_cast<double>(n.cache_queries));
+  out.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
+              static_cast<double>(n.cached_tokens));
+  out.counter("vllm:num_preemptions_total", "Sequences put back into the queue.", static_cast<double>(n.preemptions));
+  out.counter("vllm:prompt_tokens_total", "Prompt tokens computed or found.", static_cast<double>(n.prompt_tokens));
+  out.counter("vllm:generation_tokens_total", "Tokens generated.", static_cast<double>(n.generated_tokens));
+  out.counter("vllm:prompt_tokens_cached_total", "Prompt tokens taken from the prefix cache.",
+              static_cast<double>(n.cached_tokens));
+  const char* ends = "Turns by how they ended.";
+  out.counter("vllm:request_success_total", ends, static_cast<double>(n.ended_stop), {{"finished_reason", "stop"}});
+  out.counter("vllm:request_success_total", ends, static_cast<double>(n.ended_length), {{"finished_reason", "length"}});
+  out.counter("vllm:request_success_total", ends, static_cast<double>(n.ended_abort), {{"finished_reason", "abort"}});
+  out.counter("vllm:request_success_total", ends, static_cast<double>(n.ended_error), {{"finished_reason", "error"}});
+  out.distribution("vllm:time_to_first_token_seconds", "From arrival to the first token.", n.ttft);
+  out.distribution("vllm:inter_token_latency_seconds", "Between tokens of a sequence.", n.inter_token);
+  out.distribution("vllm:e2e_request_latency_seconds", "From arrival to the end.", n.e2e);
+  out.distribution("vllm:request_queue_time_seconds", "Waiting for a place.", n.queue_time);
+  out.distribution("vllm:request_prefill_time_seconds", "From the first chunk to the first token.", n.prefill_time);
+  out.distribution("vllm:request_decode_time_seconds", "From the first token to the end.", n.decode_time);
+  out.distribution("vllm:request_prompt_tokens", "Prompt tokens of a turn.", n.prompt_size);
+  out.distribution("vllm:request_generation_tokens", "Generated tokens of a turn.", n.generation_size);
+  out.distribution("vllm:iteration_tokens_total", "Rows of a step.", n.iteration_tokens);
+}
+
+void add_own(family_list& out, const counters& n, const http_counts& http) {
+  out.counter("troupe_steps_total", "Steps run.", static_cast<double>(n.steps));
+  out.counter("troupe_rows_total", "Rows run.", static_cast<double>(n.rows));
+  out.counter("troupe_queue_rejects_total", "Turns refused because the queue was full.",
+              static_cast<double>(n.refused));
+  out.counter("troupe_stream_pauses_total", "Streams paused because their client read too slowly.",
+              static_cast<double>(n.paused));
+  out.counter("troupe_stream_stalls_total", "Streams ended at the send deadline.", static_cast<double>(http.stalled));
+  out.counter("troupe_sink_closed_total", "Pushes that found the client gone.", static_cast<double>(n.sink_closed));
+  out.counter("troupe_tool_parse_errors_total", "Malformed tool calls in output.", static_cast<double>(n.parse_errors));
+  out.counter("troupe_stray_markers_total", "Markers in output where none belongs.",
+              static_cast<double>(n.stray_markers));
+  out.counter("troupe_engram_rows_total", "Side-table rows read.", static_cast<double>(n.engram_rows));
+  out.counter("troupe_engram_bytes_total", "Side-table bytes read.", static_cast<double>(n.engram_bytes));
+  out.counter("troupe_dropped_messages_total", "Ring messages of an older epoch.",
+              static_cast<double>(n.dropped_messages));
+  out.gauge("troupe_kv_blocks", "KV blocks there are.", static_cast<double>(n.blocks));
+  out.gauge("troupe_kv_blocks_used", "KV blocks in use.", static_cast<double>(n.blocks_used));
+}
+
+void add_http(family_list& out, const http_counts& http) {
+  for (size_t e = 0; e < http_counts::n_endpoints; e++)
+    for (size_t s = 0; s < http_counts::statuses.size(); s++)
+      if (const auto n = http.requests[e][s].load(std::memory_order_relaxed))
+        out.counter("http_requests_total", "Requests answered.", static_cast<double>(n),
+                    {{"handler", handler_name(static_cast<endpoint>(e))},
+                     {"status", std::to_string(http_counts::statuses[s])}});
+  out.distribution("http_request_duration_seconds", "From the head of a request to the last byte of its answer.",
+                   http.duration);
+  out.gauge("troupe_http_in_flight", "Requests being worked on.", static_cast<double>(http.in_flight));
+}
+
+void add_process(family_list& out) {
+  unsigned long pages = 0;
+  if (std::FILE* f = std::fopen("/proc/self/statm", "r")) {
+    unsigned long total = 0;
+    if (std::fscanf(f, "%lu %lu", &total, &pages) != 2) pages = 0;
+    std::fclose(f);
+  }
+  out.gauge("process_resident_memory_bytes", "Resident memory.",
+            static_cast<double>(pages) * static_cast<double>(::sysconf(_SC_PAGESIZE)));
+}
+
+} // namespace
+
+std::string metrics_text(const counters& n, const http_counts& http, const std::string& model) {
+  family_list out(model);
+  add_engine(out, n);
+  add_own(out, n, http);
+  add_http(out, http);
+  add_process(out);
+  return out.text();
+}
+
+} // namespace troupe

@@ -1,0 +1,14 @@
+// /metrics: the process's atomics in Prometheus text form, under vLLM's names where the meaning is the same (api.md 8).
+#pragma once
+
+#include "actors/counters.h"
+#include "net/http_counts.h"
+
+#include <string>
+
+namespace troupe {
+
+// Reads atomics only. `model`: the value of label model_name; empty while loading.
+std::string metrics_text(const counters&, const http_counts&, const std::string& model);
+
+} // namespace troupe

@@ -1,0 +1,78 @@
+// The sinks that the network side lends to fan_out. outbox: a stream, deltas in, bytes out. collector: a whole answer.
+// Neither blocks: push formats under a short lock and posts to the socket's strand only when nothing is being written;
+// what arrives during a write leaves with the next one (spec/caf.md section 4).
+#pragma once
+
+#include "actors/turn_sink.h"
+#include "net/openai_answer.h"
+#include "net/openai_stream.h"
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+
+namespace troupe {
+
+// The socket side of an outbox. `post` may be called from any thread; all else is called on the strand, or by push.
+struct outbox_wire {
+  std::function<void(std::function<void()>)> post; // runs the function on the socket's strand
+  // Writes the bytes, which stay valid until `done(ok)`; `last`: nothing follows.
+  std::function<void(const std::string& bytes, bool last, std::function<void(bool)> done)> write;
+  std::function<void(const api_error&)> refused; // strand: the turn failed before it opened, no byte was written
+  std::function<void(bool ok)> finished;         // strand: the last byte was written, or the socket failed
+  std::function<void()> resumed;                 // strand: a full queue was taken over for writing
+};
+
+class outbox final : public turn_sink, public std::enable_shared_from_this<outbox> {
+public:
+  // `limit_bytes`: queued bytes above which push answers full.
+  outbox(openai_stream, outbox_wire, size_t limit_bytes, bool openai_errors);
+
+  void open(std::span<const int32_t> prompt_ids) override;
+  state push(std::span<const turn_delta>) override;
+  void fail(const api_error&) override;
+
+  void close();   // the client is gone; any thread
+  void ping();    // strand: a comment, if nothing is queued or being written
+  bool is_idle(); // nothing queued, nothing being written
+
+private:
+  enum class stage : uint8_t { waiting, open, ended };
+  bool take_kick();
+  void kick(bool);
+  void flush();
+
+  std::mutex mutex_; // guards all below but cur_, which the strand owns while busy_
+  openai_stream stream_;
+  outbox_wire wire_;
+  std::string next_, cur_;
+  size_t limit_;
+  bool openai_errors_;
+  stage stage_ = stage::waiting;
+  bool busy_ = false, closed_ = false, was_full_ = false;
+};
+
+class collector final : public turn_sink {
+public:
+  struct result {
+    std::string body;
+    api_error failure; // status 0: none
+  };
+  // `done` is called once, from the thread that ends the turn, never after close().
+  collector(openai_answer, std::function<void(result)> done);
+
+  void open(std::span<const int32_t> prompt_ids) override;
+  state push(std::span<const turn_delta>) override;
+  void fail(const api_error&) override;
+  void close();
+
+private:
+  std::mutex mutex_; // guards all below
+  openai_answer answer_;
+  std::function<void(result)> done_;
+  bool closed_ = false;
+};
+
+} // namespace troupe

@@ -1,0 +1,171 @@
+// One function per group of fields; messages are vLLM's where clients match on them.
+#include "net/sampling_fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <random>
+
+namespace troupe {
+namespace {
+
+constexpr size_t max_stop_strings = 16;    // chat.md 5.4
+constexpr double least_temperature = 0.01; // below it, but not 0: clamped, as vLLM does
+
+struct number_range {
+  double low, high;
+  bool low_open;
+  const char* text; // "in [0, 2]"
+};
+
+double read_ranged(const field_reader& body, std::string_view key, double fallback, number_range range) {
+  const auto v = body.number(key);
+  if (!v) return fallback;
+  if (*v < range.low || *v > range.high || (range.low_open && *v == range.low))
+    body.refuse(key, fmt::format("{} must be {}, got {}.", key, range.text, body.present(key)->text));
+  return *v;
+}
+
+void read_distribution(const field_reader& body, const request_facts& facts, sampling_params& out) {
+  double t = read_ranged(body, "temperature", facts.default_temperature, {0, 2, false, "in [0, 2]"});
+  if (t > 0 && t < least_temperature) t = least_temperature;
+  out.temperature = static_cast<float>(t);
+  out.top_p = static_cast<float>(read_ranged(body, "top_p", facts.default_top_p, {0, 1, true, "in (0, 1]"}));
+  out.min_p = static_cast<float>(read_ranged(body, "min_p", 0, {0, 1, false, "in [0, 1]"}));
+  out.frequency_penalty = static_cast<float>(read_ranged(body, "frequency_penalty", 0, {-2, 2, false, "in [-2, 2]"}));
+  out.presence_penalty = static_cast<float>(read_ranged(body, "presence_penalty", 0, {-2, 2, false, "in [-2, 2]"}));
+  out.repetition_penalty =
+      static_cast<float>(read_ranged(body, "repetition_penalty", 1, {0, 1e6, true, "greater than 0"}));
+  if (const auto k = body.integer("top_k")) {
+    if (*k < -1) body.refuse("top_k", fmt::format("top_k must be 0 (disable), or at least 1, got {}.", *k));
+    out.top_k = *k <= 0 ? 0 : static_cast<int32_t>(std::min<int64_t>(*k, facts.vocabulary));
+  }
+  const auto seed = body.integer("seed");
+  out.seed = seed ? static_cast<uint64_t>(*seed) : random_seed();
+}
+
+void read_logit_bias(const field_reader& body, int64_t vocabulary, sampling_params& out) {
+  const json_value* map = body.of_kind("logit_bias", json_kind::object);
+  if (!map) return;
+  std::string strange;
+  for (size_t i = 0; i < map->items.size(); i++) {
+    const auto key = map->keys[i];
+    int64_t id = -1;
+    const auto r = std::from_chars(key.data(), key.data() + key.size(), id);
+    const bool is_integer = r.ec == std::errc() && r.ptr == key.data() + key.size();
+    const auto bias = to_number(map->items[i]);
+    if (!bias) return body.refuse("logit_bias", fmt::format("logit_bias.{}: expected a number", quoted(key, 20)));
+    if (!is_integer || id < 0 || id >= vocabulary) {
+      if (strange.size() < 100) strange += (strange.empty() ? "" : ", ") + quoted(key, 20);
+      continue;
+    }
+    out.logit_bias.emplace_back(static_cast<int32_t>(id), static_cast<float>(std::clamp(*bias, -100.0, 100.0)));
+  }
+  if (!strange.empty())
+    body.refuse("logit_bias", fmt::format("token_id(s) [{}] in logit_bias contain out-of-vocab token ids. Vocabulary "
+                                          "size: {}",
+                                          strange, vocabulary));
+}
+
+void read_bad_words(const field_reader& body, const request_facts& facts, sampling_params& out) {
+  const json_value* list = body.of_kind("bad_words", json_kind::array);
+  if (!list) return;
+  for (const auto& v : list->items) {
+    if (!v.is(json_kind::string)) return body.refuse("bad_words", "bad_words: expected an array of strings");
+    if (v.text.empty()) return body.refuse("bad_words", "bad_words cannot contain an empty string.");
+    // At the start of a text and inside one: the ids differ by the blank in front.
+    auto ids = facts.encode(v.text), inside = facts.encode(" " + std::string(v.text));
+    if (inside != ids) out.bad_words.push_back(std::move(inside));
+    out.bad_words.push_back(std::move(ids));
+  }
+}
+
+void read_stops(const field_reader& body, const request_facts& facts, chat_request& out) {
+  if (const json_value* stop = body.present("stop")) {
+    const auto add = [&](const json_value& v) {
+      if (!v.is(json_kind::string))
+        body.refuse("stop", "stop: expected a string or an array of strings");
+      else if (v.text.empty())
+        body.refuse("stop", "stop cannot contain an empty string.");
+      else
+        out.stop.emplace_back(v.text);
+    };
+    if (stop->is(json_kind::array)) {
+      if (stop->items.size() > max_stop_strings)
+        return body.refuse("stop",
+                           fmt::format("stop: at most {} strings, got {}", max_stop_strings, stop->items.size()));
+      for (const auto& v : stop->items) add(v);
+    } else {
+      add(*stop);
+    }
+  }
+  out.sampling.stop_ids = body.token_ids("stop_token_ids", facts.vocabulary);
+  out.include_stop_in_output = body.truth("include_stop_str_in_output", false);
+  out.sampling.ignore_eos = body.truth("ignore_eos", false);
+  out.skip_special_tokens = body.truth("skip_special_tokens", true);
+  body.truth("spaces_between_special_tokens");
+}
+
+void read_lengths(const field_reader& body, const request_facts& facts, int64_t default_max, chat_request& out) {
+  const bool newer = body.present("max_completion_tokens") != nullptr;
+  const std::string_view key = newer ? "max_completion_tokens" : "max_tokens";
+  const auto other = body.integer("max_tokens"); // its kind is checked even when the newer name wins
+  const auto max = newer ? body.integer(key) : other;
+  out.max_tokens = max.value_or(default_max);
+  if (max && *max < 1) body.refuse(key, fmt::format("max_tokens must be at least 1, got {}.", *max));
+  if (const auto least = body.integer("min_tokens")) {
+    if (*least < 0)
+      body.refuse("min_tokens", fmt::format("min_tokens must be greater than or equal to 0, got {}.", *least));
+    else if (out.max_tokens > 0 && *least > out.max_tokens)
+      body.refuse("min_tokens", fmt::format("min_tokens must be less than or equal to max_tokens={}, got {}.",
+                                            out.max_tokens, *least));
+    out.sampling.min_tokens = static_cast<int32_t>(std::clamp<int64_t>(*least, 0, 1 << 30));
+  }
+  if (const auto n = body.integer("n")) {
+    if (*n < 1 || *n > facts.config.max_n)
+      body.refuse("n", fmt::format("n must be at least 1 and at most {}, got {}.", facts.config.max_n, *n));
+    out.n = static_cast<int32_t>(std::clamp<int64_t>(*n, 1, facts.config.max_n));
+  }
+  if (const auto keep = body.integer("truncate_prompt_tokens")) {
+    if (*keep < -1 || *keep == 0)
+      body.refuse("truncate_prompt_tokens",
+                  fmt::format("truncate_prompt_tokens must be -1 or at least 1, got {}.", *keep));
+    out.truncate_prompt_tokens = *keep;
+  }
+}
+
+} // namespace
+
+uint64_t random_seed() {
+  thread_local std::mt19937_64 generator = [] {
+    std::random_device device;
+    std::seed_seq seq{device(), device(), device(), device()};
+    return std::mt19937_64(seq);
+  }();
+  return generator();
+}
+
+void read_sampling(const field_reader& body, const request_facts& facts, int64_t default_max, chat_request& out) {
+  read_distribution(body, facts, out.sampling);
+  read_logit_bias(body, facts.vocabulary, out.sampling);
+  if (body.present("allowed_token_ids")) {
+    out.sampling.allowed_ids = body.token_ids("allowed_token_ids", facts.vocabulary);
+    if (out.sampling.allowed_ids.empty()) body.refuse("allowed_token_ids", "allowed_token_ids cannot be empty.");
+  }
+  read_bad_words(body, facts, out.sampling);
+  read_stops(body, facts, out);
+  read_lengths(body, facts, default_max, out);
+  out.sampling.suppress_reserved = facts.config.suppress_reserved;
+  if (const auto p = body.integer("priority"))
+    out.priority = static_cast<int32_t>(std::clamp<int64_t>(*p, 0, 1 << 30)); // negative needs an admin key
+  if (const json_value* salt = body.present("cache_salt")) {
+    if (!salt->is(json_kind::string) || salt->text.empty())
+      body.refuse("cache_salt", "Parameter 'cache_salt' must be a non-empty string if provided.");
+    else
+      out.cache_salt = salt->text;
+  }
+}
+
+} // namespace troupe

@@ -1,0 +1,233 @@
+// Reading requests and writing whole answers; what happens while a turn runs is in session_turn.cpp.
+#include "net/session.h"
+
+#include "net/openai_request.h"
+#include "storage/log.h"
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/http/read.hpp>
+#include <caf/all.hpp>
+
+// GCC 12 takes Asio's frame allocator for a mismatched pair; both sides are Asio's own.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+
+namespace troupe {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using boost::system::error_code;
+
+namespace {
+
+// A body no larger is read to its end even when the request is refused, so that the connection can go on.
+constexpr uint64_t small_body_bytes = 64 << 10;
+constexpr auto linger_time = std::chrono::seconds(2);
+
+bool is_header_list(std::string_view s) { // what a browser may ask for, safe to echo
+  for (const char c : s)
+    if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+          c == ',' || c == ' '))
+      return false;
+  return s.size() <= 2000;
+}
+
+} // namespace
+
+session::session(asio::ip::tcp::socket socket, service& shared)
+    : socket_(std::move(socket)), shared_(shared), deadline_(socket_.get_executor()), event_(socket_.get_executor()),
+      ticker_(socket_.get_executor()) {
+  event_.expires_at(clock::time_point::max());
+}
+
+void session::start() {
+  error_code ignored;
+  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  asio::co_spawn(
+      socket_.get_executor(), [self = shared_from_this()] { return self->run(); }, asio::detached);
+}
+
+void session::stop(bool now) {
+  asio::post(socket_.get_executor(), [self = shared_from_this(), now] {
+    self->stopping_ = true;
+    if (!now && !self->idle_) return;
+    error_code ignored;
+    self->socket_.close(ignored);
+  });
+}
+
+session::task<void> session::run() {
+  try {
+    co_await serve_requests();
+  } catch (const std::exception& e) { // the boundary of a connection: nothing of it reaches another
+    spdlog::error("connection: {}", e.what());
+  }
+  if (actor_) caf::anon_send(actor_, socket_closed{});
+  actor_ = nullptr;
+  deadline_.cancel();
+  ticker_.cancel();
+  error_code ignored;
+  socket_.close(ignored);
+  over_ = true;
+}
+
+session::task<void> session::serve_requests() {
+  while (!stopping_ && co_await serve_one()) {}
+}
+
+void session::arm(std::chrono::seconds after) {
+  timed_out_ = false;
+  deadline_.expires_after(after);
+  deadline_.async_wait([self = shared_from_this(), round = ++deadline_round_](error_code ec) {
+    if (ec || round != self->deadline_round_) return;
+    self->timed_out_ = true;
+    error_code ignored;
+    self->socket_.cancel(ignored);
+  });
+}
+
+void session::prepare_answer(const request_head& head) {
+  const auto& request = parser_->get();
+  answer_ = {};
+  answer_.request_id = accepted_request_id(head.request_id);
+  if (answer_.request_id.empty()) answer_.request_id = new_request_id();
+  answer_.origin = allowed_origin(shared_.config(), head.origin);
+  if (const auto asked = to_view(request["Access-Control-Request-Headers"]); is_header_list(asked))
+    answer_.cors_headers = asked;
+  answer_.is_http_1_0 = request.version() == 10;
+  answer_.keep_alive = request.keep_alive() && !stopping_ && !shared_.is_draining();
+  is_head_ = head.method == "HEAD";
+}
+
+session::task<session::read_result> session::read_head() {
+  parser_.emplace();
+  set_limits(*parser_, shared_.config().max_body_bytes);
+  answer_ = {};
+  answer_.keep_alive = false; // for refusals below
+  answer_.request_id = new_request_id();
+  route_ = {};
+  is_head_ = false;
+  error_code ec;
+  arm(std::chrono::seconds(shared_.config().read_timeout_s));
+  idle_ = buffer_.size() == 0;
+  co_await http::async_read_header(socket_, buffer_, *parser_, asio::redirect_error(asio::use_awaitable, ec));
+  idle_ = false;
+  deadline_round_++;
+  asked_at_ = clock::now();
+  if (!ec) co_return read_result::request;
+  const bool began = parser_->got_some() || buffer_.size() > 0;
+  refusal_ = timed_out_ && began ? make_error(408, "The request head did not arrive in time")
+                                 : to_error(ec, shared_.config().max_body_bytes);
+  co_return refusal_.status == 0 ? read_result::closed : read_result::refused;
+}
+
+// Each piece of the body has the read deadline: it limits silence, not the whole.
+session::task<session::read_result> session::read_body() {
+  error_code ec;
+  while (!parser_->is_done()) {
+    arm(std::chrono::seconds(shared_.config().read_timeout_s));
+    co_await http::async_read_some(socket_, buffer_, *parser_, asio::redirect_error(asio::use_awaitable, ec));
+    deadline_round_++;
+    if (ec) {
+      answer_.keep_alive = false;
+      refusal_ = timed_out_ ? make_error(408, "The request body did not arrive in time")
+                            : to_error(ec, shared_.config().max_body_bytes);
+      co_return refusal_.status == 0 ? read_result::closed : read_result::refused;
+    }
+  }
+  co_return read_result::request;
+}
+
+session::task<bool> session::serve_one() {
+  auto read = co_await read_head();
+  if (read == read_result::closed) co_return false;
+  std::optional<http_reply> reply;
+  if (read == read_result::refused) reply = shared_.refuse(refusal_);
+  request_head head;
+  if (!reply) {
+    head = to_head(*parser_);
+    prepare_answer(head);
+    if (const auto e = check_head(*parser_); e.status != 0) {
+      answer_.keep_alive = false;
+      reply = shared_.refuse(e);
+    } else {
+      route_ = find_route(head.target, shared_.config().enable_render);
+      reply = shared_.answer_head(route_, head);
+    }
+    const auto length = parser_->content_length();
+    if (reply && head.has_body && !(length && *length <= small_body_bytes)) answer_.keep_alive = false;
+    if (!reply && length && *length > static_cast<uint64_t>(shared_.config().max_body_bytes)) {
+      answer_.keep_alive = false;
+      reply = shared_.refuse(to_error(http::make_error_code(http::error::body_limit), shared_.config().max_body_bytes));
+    }
+  }
+  if (answer_.keep_alive || !reply) {
+    if (head.has_body && http::token_list(parser_->get()[http::field::expect]).exists("100-continue"))
+      co_await write_text("HTTP/1.1 100 Continue\r\n\r\n");
+    read = co_await read_body();
+    if (read == read_result::closed) co_return false;
+    if (read == read_result::refused) reply = shared_.refuse(refusal_);
+  }
+  bool good;
+  if (reply) {
+    good = co_await write_reply(std::move(*reply));
+  } else {
+    service::outcome out;
+    try {
+      out = shared_.answer(route_, head, parser_->get().body(), answer_.request_id);
+    } catch (const std::exception& e) { // one bad request never takes the connection with it
+      spdlog::error("request {}: {}", answer_.request_id, e.what());
+      out.reply = shared_.refuse(make_error(500, "The request failed inside the server"));
+    }
+    parser_->get().body() = {}; // an image body may be large, and the turn long
+    if (out.what == service::outcome::kind::turn)
+      good = co_await run_turn(std::move(out));
+    else if (out.what == service::outcome::kind::question)
+      good = co_await run_question(std::move(out));
+    else
+      good = co_await write_reply(std::move(out.reply));
+  }
+  parser_.reset();
+  if (good && closes()) co_await linger();
+  co_return good && !closes();
+}
+
+session::task<bool> session::write_reply(http_reply reply) {
+  const std::string head = reply_head(reply, answer_);
+  if (is_head_) reply.body.clear();
+  const std::array<asio::const_buffer, 2> both{asio::buffer(head), asio::buffer(reply.body)};
+  if (reply.status >= 400 && route_.to != endpoint::none && route_.to != endpoint::health)
+    spdlog::info("request {}: {} {}", answer_.request_id, handler_name(route_.to), reply.status);
+  error_code ec;
+  writing_ = true;
+  arm(std::chrono::seconds(shared_.config().send_timeout_s));
+  co_await asio::async_write(socket_, both, asio::redirect_error(asio::use_awaitable, ec));
+  deadline_round_++;
+  writing_ = false;
+  shared_.counts().add(route_.to, ec ? 499 : reply.status);
+  shared_.counts().duration.observe(std::chrono::duration<double>(clock::now() - asked_at_).count());
+  co_return !ec;
+}
+
+session::task<void> session::write_text(std::string text) {
+  error_code ignored; // a failed socket shows in the read that follows
+  co_await asio::async_write(socket_, asio::buffer(text), asio::redirect_error(asio::use_awaitable, ignored));
+}
+
+// Closing with unread bytes makes the kernel reset the connection, which can throw the answer away at the client.
+session::task<void> session::linger() {
+  error_code ec;
+  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ec);
+  arm(linger_time);
+  std::array<char, 16384> sink;
+  while (!ec && !timed_out_)
+    co_await socket_.async_read_some(asio::buffer(sink), asio::redirect_error(asio::use_awaitable, ec));
+  deadline_round_++;
+}
+
+} // namespace troupe

@@ -1,0 +1,85 @@
+// One accepted socket: reads requests one after the other, writes their answers, and keeps a read outstanding while a
+// turn runs, so that a client that leaves is noticed at once (api.md 2.5). Included by server.cpp alone: Asio and
+// Beast.
+#pragma once
+
+#include "net/connection.h"
+#include "net/http_head.h"
+#include "net/http_parser.h"
+#include "net/outbox.h"
+#include "net/service.h"
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace troupe {
+
+class session : public std::enable_shared_from_this<session> {
+public:
+  using clock = std::chrono::steady_clock;
+  // `socket` runs on a strand of its own; everything below does. `shared` outlives the session.
+  session(boost::asio::ip::tcp::socket socket, service& shared);
+  void start();
+  void stop(bool now);                          // any thread: close when idle; `now`: close at once
+  bool is_over() const { return over_.load(); } // any thread
+
+private:
+  template <class T> using task = boost::asio::awaitable<T>;
+  enum class read_result : uint8_t { request, closed, refused };
+  enum class waited : uint8_t { nothing, finished, refused, answered, gone };
+
+  task<void> run();
+  task<void> serve_requests();
+  task<bool> serve_one(); // false: close the connection
+  task<read_result> read_head();
+  task<read_result> read_body();
+  task<bool> write_reply(http_reply); // false: the socket failed
+  task<void> write_text(std::string text);
+  task<bool> run_turn(service::outcome);
+  task<bool> run_question(service::outcome);
+  task<void> wait_for_end(); // of the turn or question, or of the peer
+  task<void> linger();       // lets the last answer arrive before the socket closes
+  void prepare_answer(const request_head&);
+  std::shared_ptr<turn_sink> make_sink(service::outcome&);
+  outbox_wire make_wire(turn_id, std::shared_ptr<const engine_port>);
+  void write_chunk(const std::string& bytes, bool last, std::function<void(bool)> done);
+  void watch();                   // the outstanding read
+  void tick();                    // pings and the send deadline
+  void arm(std::chrono::seconds); // read deadline: cancels the socket's operations
+  void end_wait(waited);
+  void peer_gone();
+  const connection_actor& actor(const engine_port&, std::shared_ptr<const engine_port>);
+  bool closes() const { return !answer_.keep_alive; }
+
+  boost::asio::ip::tcp::socket socket_;
+  service& shared_;
+  boost::asio::steady_timer deadline_, event_, ticker_;
+  boost::beast::flat_buffer buffer_;
+  std::optional<request_parser> parser_;
+  answer_head answer_;
+  route route_;
+  connection_actor actor_;
+  std::shared_ptr<outbox> outbox_;       // lent to fan_out for a turn
+  std::shared_ptr<collector> collector_; // the same for an answer in one piece
+  std::string stream_head_, chunk_head_;
+  waited waited_ = waited::nothing;
+  api_error refusal_;
+  http_reply answered_;
+  clock::time_point asked_at_, last_write_, write_began_;
+  uint64_t deadline_round_ = 0;
+  bool timed_out_ = false, watching_ = false, in_turn_ = false, writing_ = false, stopping_ = false, is_head_ = false,
+       idle_ = false;
+  std::atomic<bool> over_{false};
+};
+
+} // namespace troupe

@@ -1,0 +1,216 @@
+// A turn or a question in flight: the sink lent to the engine, the outstanding read, pings and the send deadline.
+#include "net/session.h"
+
+#include "storage/log.h"
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <caf/all.hpp>
+
+#include <charconv>
+
+// GCC 12 takes Asio's frame allocator for a mismatched pair; both sides are Asio's own.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+
+namespace troupe {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+namespace {
+
+// Pipelined requests may wait in the buffer up to this size; a client that sends more is not read until it is their
+// turn.
+constexpr size_t max_pipelined_bytes = 1 << 20;
+constexpr auto tick_time = std::chrono::seconds(1);
+
+// Hands the answer of the prepare actor to a session's strand.
+class strand_answer final : public answer_sink {
+public:
+  explicit strand_answer(std::function<void(text_answer)> take) : take_(std::move(take)) {}
+  void answer(text_answer a) override { take_(std::move(a)); }
+
+private:
+  std::function<void(text_answer)> take_;
+};
+
+} // namespace
+
+const connection_actor& session::actor(const engine_port& port, std::shared_ptr<const engine_port> shared) {
+  if (!actor_) actor_ = spawn_connection(*port.system, std::move(shared));
+  return actor_;
+}
+
+void session::end_wait(waited w) {
+  if (waited_ == waited::nothing) waited_ = w;
+  event_.cancel();
+}
+
+void session::peer_gone() {
+  if (!in_turn_) return;
+  if (outbox_) outbox_->close();
+  if (collector_) collector_->close();
+  end_wait(waited::gone);
+}
+
+void session::watch() {
+  if (watching_ || !in_turn_ || buffer_.size() >= max_pipelined_bytes) return;
+  watching_ = true;
+  socket_.async_read_some(buffer_.prepare(4096), [self = shared_from_this()](error_code ec, size_t n) {
+    self->watching_ = false;
+    self->buffer_.commit(n);
+    if (ec && ec != asio::error::operation_aborted)
+      self->peer_gone();
+    else if (!ec)
+      self->watch();
+    self->event_.cancel();
+  });
+}
+
+void session::tick() {
+  ticker_.expires_after(tick_time);
+  ticker_.async_wait([self = shared_from_this()](error_code ec) {
+    if (ec || !self->in_turn_) return;
+    const auto now = clock::now();
+    const auto& config = self->shared_.config();
+    if (self->writing_ && now - self->write_began_ > std::chrono::seconds(config.send_timeout_s)) {
+      spdlog::info("request {}: the client did not read for {} s", self->answer_.request_id, config.send_timeout_s);
+      self->shared_.counts().stalled++;
+      self->peer_gone();
+      error_code ignored;
+      self->socket_.cancel(ignored);
+      return;
+    }
+    if (self->outbox_ && now - self->last_write_ >= std::chrono::seconds(config.ping_interval_s)) self->outbox_->ping();
+    self->tick();
+  });
+}
+
+session::task<void> session::wait_for_end() {
+  error_code ignored;
+  watch();
+  while (waited_ == waited::nothing) co_await event_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  in_turn_ = false;
+  ticker_.cancel();
+  // The outstanding operations must have ended before the socket is used again or closed.
+  if (watching_ || writing_) socket_.cancel(ignored);
+  while (watching_ || writing_) co_await event_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+}
+
+void session::write_chunk(const std::string& bytes, bool last, std::function<void(bool)> done) {
+  char size[20];
+  const auto end = std::to_chars(size, size + sizeof size, bytes.size(), 16).ptr;
+  chunk_head_ = std::move(stream_head_); // empty from the second write on
+  stream_head_.clear();
+  std::string_view tail;
+  if (!answer_.is_http_1_0) {
+    if (!bytes.empty()) chunk_head_.append(size, end).append("\r\n");
+    tail = bytes.empty() ? (last ? "0\r\n\r\n" : "") : (last ? "\r\n0\r\n\r\n" : "\r\n");
+  }
+  const std::array<asio::const_buffer, 3> parts{asio::buffer(chunk_head_), asio::buffer(bytes),
+                                                asio::buffer(tail.data(), tail.size())};
+  writing_ = true;
+  write_began_ = clock::now();
+  asio::async_write(socket_, parts, [self = shared_from_this(), done = std::move(done)](error_code ec, size_t) {
+    self->writing_ = false;
+    self->last_write_ = clock::now();
+    done(!ec);
+    if (!self->in_turn_) self->event_.cancel();
+  });
+}
+
+outbox_wire session::make_wire(turn_id turn, std::shared_ptr<const engine_port> port) {
+  outbox_wire wire;
+  const auto self = shared_from_this();
+  wire.post = [executor = socket_.get_executor()](std::function<void()> f) { asio::post(executor, std::move(f)); };
+  wire.write = [self](const std::string& bytes, bool last, std::function<void(bool)> done) {
+    if (!self->in_turn_) return done(false);
+    self->write_chunk(bytes, last, std::move(done));
+  };
+  wire.refused = [self](const api_error& e) {
+    self->refusal_ = e;
+    self->end_wait(waited::refused);
+  };
+  wire.finished = [self](bool ok) { ok ? self->end_wait(waited::finished) : self->peer_gone(); };
+  wire.resumed = [turn, port = std::move(port)] { port->resume(turn); };
+  return wire;
+}
+
+std::shared_ptr<turn_sink> session::make_sink(service::outcome& out) {
+  const auto facts = out.port->facts;
+  if (out.turn.style.stream) {
+    if (answer_.is_http_1_0) answer_.keep_alive = false;
+    stream_head_ = stream_head(answer_);
+    outbox_ = std::make_shared<outbox>(
+        openai_stream(std::move(out.turn.style), facts), make_wire(out.turn.request.turn, out.port),
+        static_cast<size_t>(shared_.config().outbox_bytes), shared_.config().error_style == "openai");
+    return outbox_;
+  }
+  collector_ = std::make_shared<collector>(
+      openai_answer(std::move(out.turn.style), facts), [self = shared_from_this()](collector::result r) {
+        asio::post(self->socket_.get_executor(), [self, r = std::move(r)]() mutable {
+          self->refusal_ = r.failure;
+          self->answered_ = {};
+          self->answered_.body = std::move(r.body);
+          self->end_wait(r.failure.status == 0 ? waited::answered : waited::refused);
+        });
+      });
+  return collector_;
+}
+
+session::task<bool> session::run_turn(service::outcome out) {
+  const turn_id turn = shared_.new_turn();
+  out.turn.request.turn = turn;
+  // The id in the body follows the header; a `request_id` in the body counts when no header came.
+  answer_.request_id = out.turn.request.id;
+  if (out.turn.style.is_format_hint) answer_.extra = "X-Troupe-Response-Format: hint\r\n";
+  waited_ = waited::nothing;
+  in_turn_ = true;
+  last_write_ = clock::now();
+  shared_.counts().in_flight++;
+  const auto sink = make_sink(out);
+  caf::anon_send(actor(*out.port, out.port), turn_start{std::move(out.turn.request), sink});
+  tick();
+  co_await wait_for_end();
+  shared_.counts().in_flight--;
+  const bool gone = waited_ == waited::gone, streamed = waited_ == waited::finished;
+  if (gone) caf::anon_send<caf::message_priority::high>(actor_, client_gone{turn});
+  outbox_.reset();
+  collector_.reset();
+  stream_head_.clear();
+  if (gone || streamed) {
+    shared_.counts().add(route_.to, gone ? 499 : 200);
+    shared_.counts().duration.observe(std::chrono::duration<double>(clock::now() - asked_at_).count());
+    if (gone) spdlog::debug("request {}: client closed", answer_.request_id);
+    co_return streamed;
+  }
+  if (waited_ == waited::refused) {
+    answer_.extra.clear();
+    co_return co_await write_reply(shared_.refuse(refusal_));
+  }
+  co_return co_await write_reply(std::move(answered_));
+}
+
+session::task<bool> session::run_question(service::outcome out) {
+  waited_ = waited::nothing;
+  in_turn_ = true;
+  shared_.counts().in_flight++;
+  text_answer answer;
+  const auto sink = std::make_shared<strand_answer>([self = shared_from_this(), &answer](text_answer a) {
+    asio::post(self->socket_.get_executor(), [self, &answer, a = std::move(a)]() mutable {
+      if (!self->in_turn_) return; // the peer has gone, and with it the place for the answer
+      answer = std::move(a);
+      self->end_wait(waited::answered);
+    });
+  });
+  caf::anon_send(actor(*out.port, out.port), question_start{out.question, sink});
+  co_await wait_for_end();
+  shared_.counts().in_flight--;
+  if (waited_ != waited::answered) co_return false;
+  co_return co_await write_reply(shared_.answer_question(out, answer));
+}
+
+} // namespace troupe
