@@ -69,6 +69,7 @@ tokenizer::tokenizer(tokenizer_file file, const std::string& name)
     byte_offsets_.push_back(static_cast<uint32_t>(bytes_.size()));
     spelling_offsets_.push_back(static_cast<uint32_t>(spellings_.size()));
     bytes_ += bytes;
+    longest_bytes_ = std::max(longest_bytes_, bytes.size());
     spellings_ += spelling;
     if (spellings_.size() > UINT32_MAX) throw std::runtime_error(name + ": model.vocab: more than 4 GB of spellings");
   }
@@ -119,6 +120,13 @@ std::vector<int32_t> tokenizer::encode_ranges(std::string_view text, std::span<c
     add(text.size(), false);
     return encode(repaired, false, max_tokens);
   }
+  // No token is longer than longest_bytes_, so this much text is certain to exceed the limit: the rest is not looked
+  // at.
+  if (text.size() / longest_bytes_ > max_tokens) {
+    size_t end = (max_tokens + 1) * longest_bytes_;
+    while (end < text.size() && (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80) ++end;
+    text = text.substr(0, end);
+  }
   pretokenizer::cutter cutter(pretokenizer_);
   byte_pairs::encoder encoder(merges_);
   std::vector<std::string_view> pieces;
@@ -132,7 +140,7 @@ std::vector<int32_t> tokenizer::encode_ranges(std::string_view text, std::span<c
   };
   size_t done = 0;
   for (const range& r : scanned) {
-    for (size_t from = r.begin; ids.size() <= max_tokens;) {
+    for (size_t from = r.begin; from < text.size() && ids.size() <= max_tokens;) {
       const auto m = matcher_.find(text.substr(0, r.end), from);
       if (m.size_bytes == 0) break;
       segment(done, m.begin);

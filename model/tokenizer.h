@@ -74,6 +74,7 @@ private:
   std::string bytes_, spellings_; // of all tokens, one after the other; token i is [offsets[i], offsets[i + 1])
   std::vector<uint32_t> byte_offsets_, spelling_offsets_;
   std::vector<uint8_t> flags_;
+  size_t longest_bytes_ = 1; // of one token
 };
 
 } // namespace troupe

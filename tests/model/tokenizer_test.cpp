@@ -170,6 +170,12 @@ TEST_CASE("tokenizer: encoding stops once the limit is exceeded") {
   const auto ids = tok.encode(p, true, 100);
   CHECK(ids.size() > 100);
   CHECK(ids.size() < 120);
+  rendered_prompt run;
+  run.spans = {{std::string(std::size_t{1} << 24, 'a') + "<think>", true}};
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(tok.encode(run, true, 100).size() > 100);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  CHECK(took.count() < 5.0); // one piece of 16 MB is read no further than the limit needs
   const auto all = tok.encode(p, true, SIZE_MAX);
   CHECK(tok.encode(p, true, all.size()) == all);
 }
