@@ -1,0 +1,125 @@
+// Attention of one layer: window rows, compressed rows, the indexer's selection.  Spec: model.md sections 2.3 - 2.5.
+#include "model/deepseek_v41/block.h"
+
+#include <cmath>
+
+namespace troupe::deepseek_v41 {
+namespace {
+
+void round_cache(step_context& ctx, tensor x, quantiser q) {
+  if (ctx.round_caches) ctx.be.quantise(x, q);
+}
+
+// Entries that end at these rows -> the source's compressed rows and index keys.                      model.md 2.4
+void compress(step_context& ctx, const compressor_weights& w, const layer_role& role, const layer_cache& cache,
+              tensor x) {
+  const int64_t n = ctx.rows.n;
+  backend& be = ctx.be;
+  const tensor latent = ctx.b.latent.slice(0, n), key = ctx.b.index_k.slice(0, n);
+  const tensor entries = ctx.rows.entries[role.ratio - 1], positions = ctx.rows.entry_positions[role.ratio - 1];
+  if (role.ratio == 1) {
+    be.linear(latent, x, *w.wkv);
+  } else {
+    const tensor u = ctx.b.u.slice(0, n), g = ctx.b.g.slice(0, n);
+    be.linear(u, x, *w.wkv);
+    be.linear(g, x, *w.wgate);
+    be.compress_pairs(latent, u, g, cache.pending, ctx.rows.rows);
+  }
+  be.rms_norm(latent, latent, w.norm, ctx.c.eps);
+  ctx.show("latent", latent);
+
+  be.linear(key, latent, *w.index_wk); // of the latent before rotation and rounding
+  be.rms_norm(key, key, w.index_norm, ctx.c.eps);
+  be.rope(key, positions, ctx.compressed_frequencies, false);
+  round_cache(ctx, key, quantiser::fp4_e8m0_32);
+  be.scatter_entries(cache.keys, key, entries, ctx.rows.rows);
+  ctx.show("index_k", key);
+
+  be.rope(latent, positions, ctx.compressed_frequencies, false);
+  round_cache(ctx, latent, quantiser::fp4_e4m3_16);
+  be.scatter_entries(cache.compressed, latent, entries, ctx.rows.rows);
+  ctx.show("comp", latent);
+}
+
+// The entries that this layer and those after it attend to.                                           model.md 2.5
+void select(step_context& ctx, const indexer_weights& w, const layer_role& role, const layer_cache& cache, tensor x,
+            tensor qr) {
+  const int64_t n = ctx.rows.n;
+  backend& be = ctx.be;
+  index_args a;
+  a.q = ctx.b.index_q.slice(0, n);
+  a.weight = ctx.b.index_w.slice(0, n);
+  be.linear(a.q, qr, *w.wq_b);
+  be.rope(a.q, ctx.rows.rows.position, ctx.compressed_frequencies, false);
+  round_cache(ctx, a.q, quantiser::fp4_e8m0_32);
+  be.linear(a.weight, x, *w.weights_proj);
+  const auto heads = static_cast<float>(ctx.c.index_heads), dim = static_cast<float>(ctx.c.index_dim);
+  be.scale(a.weight, 1.0F / std::sqrt(dim) / std::sqrt(heads));
+  a.selected = ctx.selected;
+  a.keys = cache.keys;
+  a.ratio = role.ratio;
+  a.candidate_block = ctx.c.candidate_block_size;
+  if (role.makes_candidates) a.candidates_out = ctx.candidates;
+  if (role.uses_candidates) a.candidates_in = ctx.candidates;
+  if (ctx.b.scores) a.scores = ctx.b.scores.slice(0, n);
+  be.select_entries(a, ctx.rows.rows);
+  ctx.show("index_q", a.q);
+  ctx.show("index_w", a.weight);
+  if (a.scores) ctx.show("index_score", a.scores);
+  ctx.show("index_topk", a.selected);
+  if (role.makes_candidates) ctx.show("candidates", ctx.candidates);
+}
+
+} // namespace
+
+void window_row(step_context& ctx, const attention_weights& w, tensor frequencies, tensor kv, tensor x) {
+  ctx.be.linear(kv, x, *w.wkv);
+  ctx.be.rms_norm(kv, kv, w.kv_norm, ctx.c.eps);
+  ctx.be.rope(kv, ctx.rows.rows.position, frequencies, false);
+  round_cache(ctx, kv, quantiser::fp8_32);
+}
+
+void run_attention(step_context& ctx, const attention_weights& w, const layer_role& role, const layer_cache& cache,
+                   tensor y, tensor x) {
+  const int64_t n = ctx.rows.n;
+  backend& be = ctx.be;
+  const tensor frequencies = role.ratio > 0 ? ctx.compressed_frequencies : ctx.window_frequencies;
+  const tensor qr = ctx.b.qr.slice(0, n), q = ctx.b.q.slice(0, n), kv = ctx.b.kv.slice(0, n);
+  be.linear(qr, x, *w.wq_a);
+  be.rms_norm(qr, qr, w.q_norm, ctx.c.eps);
+  ctx.show("qr", qr);
+  be.linear(q, qr, *w.wq_b);
+  be.rope(q, ctx.rows.rows.position, frequencies, false);
+  ctx.show("q", q);
+  window_row(ctx, w, frequencies, kv, x);
+  ctx.show("kv", kv);
+
+  if (role.owns_kv) compress(ctx, w.compressor, role, cache, x);
+  if (role.owns_index) select(ctx, w.indexer, role, cache, x, qr);
+
+  attention_args a;
+  a.o = ctx.b.o.slice(0, n);
+  a.q = q;
+  a.step_kv = kv;
+  a.rings = cache.ring;
+  a.sink = w.sink;
+  a.window = ctx.c.window;
+  a.scale = 1.0F / std::sqrt(static_cast<float>(ctx.c.head_dim));
+  if (ctx.drafting) a.seen = attention_args::visibility::draft_block;
+  if (role.ratio > 0) {
+    a.compressed = cache.compressed;
+    a.selected = ctx.selected;
+  }
+  be.attention(a, ctx.rows.rows);
+  ctx.show("attn_o", a.o);
+  if (!ctx.drafting) be.write_rings(cache.ring, kv, ctx.rows.rows);
+
+  be.rope(a.o, ctx.rows.rows.position, frequencies, true);
+  const tensor z = ctx.b.z.slice(0, n);
+  const auto groups = static_cast<int64_t>(w.wo_a.size());
+  be.linear_grouped(z, a.o.reshape({n, groups, a.o.row_elements() / groups}), w.wo_a_view);
+  be.linear(y, z.reshape({n, z.row_elements()}), *w.wo_b);
+  be.all_reduce_sum(y);
+}
+
+} // namespace troupe::deepseek_v41

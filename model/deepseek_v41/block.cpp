@@ -1,0 +1,71 @@
+// The halves of a layer around the residual copies.
+#include "model/deepseek_v41/block.h"
+
+namespace troupe::deepseek_v41 {
+namespace {
+
+// Coefficients from the copies before the half; `pre` is for the half after it.
+void mix(step_context& ctx, const mix_weights& w, tensor pre) {
+  mix_args a;
+  a.pre = pre;
+  a.post = ctx.b.post.slice(0, ctx.rows.n);
+  a.comb = ctx.b.comb.slice(0, ctx.rows.n);
+  a.h = ctx.h;
+  a.fn = w.fn.get();
+  a.scale = w.scale;
+  a.base = w.base;
+  a.iterations = ctx.c.sinkhorn_iterations;
+  a.eps = ctx.c.eps;
+  a.hc_eps = ctx.c.hc_eps;
+  ctx.be.mix(a);
+}
+
+void tap(step_context& ctx, int32_t index) {
+  const int64_t n = ctx.rows.n, taps = ctx.b.taps.shape[1];
+  const tensor mean = ctx.b.x.slice(0, n);
+  ctx.be.mean_copies(mean, ctx.h);
+  ctx.be.copy_rows(ctx.b.taps.reshape({ctx.b.taps.rows() * taps, ctx.c.dim}),
+                   ctx.b.tap_rows[static_cast<size_t>(index)].slice(0, n), mean, {});
+}
+
+} // namespace
+
+void run_block(step_context& ctx, const block_weights& w, const layer_cache& cache) {
+  const int64_t n = ctx.rows.n;
+  const bool draft_stage = ctx.layer >= ctx.c.layers;
+  backend& be = ctx.be;
+  const tensor x = ctx.b.x.slice(0, n), y = ctx.b.y.slice(0, n);
+  const tensor pre_attention = ctx.b.pre_attention.slice(0, n), pre_moe = ctx.b.pre_moe.slice(0, n);
+  const tensor post = ctx.b.post.slice(0, n), comb = ctx.b.comb.slice(0, n);
+
+  if (w.role.engram_slot >= 0) {
+    run_engram(ctx, w.engram, w.role.engram_slot);
+    ctx.show("engram_out", ctx.h);
+  }
+  if (w.role.tap >= 0 && ctx.b.taps) tap(ctx, w.role.tap);
+
+  mix(ctx, w.attention_mix, pre_attention);
+  ctx.show("hc_attn_pre", pre_attention);
+  ctx.show("hc_attn_post", post);
+  ctx.show("hc_attn_comb", comb);
+  be.fold(x, ctx.h, ctx.pre); // the mix of the half before
+  be.rms_norm(x, x, w.attention.norm, ctx.c.eps);
+  ctx.show("attn_in", x);
+  run_attention(ctx, w.attention, w.role, cache, y, x);
+  ctx.show("attn_out", y);
+  be.expand(ctx.h, y, post, comb);
+  ctx.show("stream_mid", ctx.h);
+
+  mix(ctx, w.moe_mix, pre_moe); // ctx.pre may be this buffer: it was used above
+  be.fold(x, ctx.h, pre_attention);
+  be.rms_norm(x, x, w.moe.norm, ctx.c.eps);
+  ctx.show("ffn_in", x);
+  run_experts(ctx, w.moe, draft_stage ? ctx.c.draft.active_experts : ctx.c.active_experts, y, x);
+  ctx.show("moe_out", y);
+  be.expand(ctx.h, y, post, comb);
+  ctx.pre = pre_moe;
+  ctx.show("stream", ctx.h);
+  ctx.show("hc_ffn_pre", pre_moe);
+}
+
+} // namespace troupe::deepseek_v41

@@ -1,0 +1,108 @@
+// The draft stages are blocks like the backbone's; only the Markov correction is sequential.
+#include "model/deepseek_v41/draft.h"
+
+#include <algorithm>
+
+namespace troupe::deepseek_v41 {
+
+int32_t greedy_choice(size_t, int32_t, std::span<const float> logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+drafter::drafter(backend& be, const config& c, draft_weights w, vocabulary_ends& ends, int64_t max_rows,
+                 int64_t max_sequences)
+    : be_(be), c_(c), w_(std::move(w)), ends_(ends), columns_(be, max_rows, "draft rows") {
+  normed_ = be.allocate(be.activation_type(), {max_rows, c.dim}, "draft rows");
+  confidence_ = be.allocate(dtype::f32, {max_rows, 1}, "draft confidence");
+  markov_ = be.allocate(be.activation_type(), {max_sequences, c.draft.markov_rank}, "Markov rows");
+  markov_ids_ = be.allocate(dtype::i32, {max_sequences}, "Markov ids");
+  bias_.resize(static_cast<size_t>(max_sequences * c.vocabulary));
+}
+
+void drafter::add_context(step_context& ctx, std::span<const layer_cache> stages) {
+  const int64_t n = ctx.rows.n;
+  const tensor taps = ctx.b.taps.slice(0, n), x = ctx.b.x.slice(0, n), kv = ctx.b.kv.slice(0, n);
+  ctx.layer = -1;
+  ctx.show("main_hidden", taps);
+  be_.linear(x, taps.reshape({n, taps.row_elements()}), *w_.main_proj);
+  be_.rms_norm(x, x, w_.main_norm, c_.eps);
+  for (size_t s = 0; s < w_.stages.size(); ++s) {
+    ctx.layer = c_.layers + static_cast<int32_t>(s);
+    window_row(ctx, w_.stages[s].attention, ctx.window_frequencies, kv, x);
+    be_.write_rings(stages[s].ring, kv, ctx.rows.rows);
+    ctx.show("context_kv", kv);
+  }
+}
+
+draft_result drafter::draft(step_context& ctx, std::span<const layer_cache> stages,
+                            std::span<const draft_anchor> anchors, const draft_choice& choose) {
+  const auto n = static_cast<int64_t>(anchors.size()) * c_.draft.block;
+  draft_result out;
+  if (n == 0) return out;
+  run_stages(ctx, stages, anchors);
+  const tensor hidden = ctx.b.x.slice(0, n), normed = normed_.slice(0, n);
+  ctx.layer = -1;
+  ctx.show("draft_hidden", hidden);
+  be_.rms_norm(normed, hidden, w_.norm, c_.eps);
+  out.logits.resize(static_cast<size_t>(n * c_.vocabulary));
+  ends_.logits(ends_.head(), normed, out.logits);
+  ctx.show("draft_base_logits", tensor(out.logits.data(), dtype::f32, {n, c_.vocabulary}));
+  out.confidence.resize(static_cast<size_t>(n));
+  be_.linear(confidence_.slice(0, n), hidden, *w_.confidence_x);
+  be_.download(out.confidence.data(), confidence_, n * 4);
+  add_markov(ctx, anchors, choose, out);
+  return out;
+}
+
+void drafter::run_stages(step_context& ctx, std::span<const layer_cache> stages,
+                         std::span<const draft_anchor> anchors) {
+  columns_.clear();
+  for (const draft_anchor& a : anchors)
+    for (int32_t j = 0, first = static_cast<int32_t>(columns_.n()); j < c_.draft.block; ++j)
+      columns_.add({.id = j == 0 ? a.token : c_.draft.noise_id,
+                    .slot = a.slot,
+                    .position = a.position + j,
+                    .first_row = first,
+                    .floor = a.floor});
+  ctx.rows = columns_.upload({});
+  ctx.drafting = true;
+  const int64_t n = ctx.rows.n;
+  const tensor x = ctx.b.x.slice(0, n);
+  ends_.embed(x, ctx.rows.ids);
+  ctx.h = ctx.b.h.slice(0, n);
+  ctx.pre = ctx.b.one_hot.slice(0, n);
+  be_.spread(ctx.h, x);
+  for (size_t s = 0; s < w_.stages.size(); ++s) {
+    ctx.layer = c_.layers + static_cast<int32_t>(s);
+    run_block(ctx, w_.stages[s], stages[s]);
+  }
+  be_.fold(x, ctx.h, ctx.pre);
+  ctx.drafting = false;
+}
+
+void drafter::add_markov(step_context&, std::span<const draft_anchor> anchors, const draft_choice& choose,
+                         draft_result& out) {
+  const size_t n = anchors.size(), block = static_cast<size_t>(c_.draft.block), v = static_cast<size_t>(c_.vocabulary);
+  out.tokens.resize(n * block);
+  std::vector<int32_t> previous(n);
+  std::vector<float> confidence(n);
+  for (size_t s = 0; s < n; ++s) previous[s] = anchors[s].token;
+  const auto rows = static_cast<int64_t>(n);
+  const tensor ids = markov_ids_.slice(0, rows), e = markov_.slice(0, rows), part = confidence_.slice(0, rows);
+  for (size_t j = 0; j < block; ++j) {
+    be_.upload(ids, previous.data(), ids.size_bytes());
+    be_.embed(e, w_.markov_embed, 0, ids);
+    ends_.logits(*w_.markov_head, e, bias_);
+    be_.linear(part, e, *w_.confidence_e);
+    be_.download(confidence.data(), part, part.size_bytes());
+    for (size_t s = 0; s < n; ++s) {
+      const size_t at = s * block + j;
+      const std::span<float> logits = std::span(out.logits).subspan(at * v, v);
+      for (size_t i = 0; i < v; ++i) logits[i] += bias_[s * v + i];
+      out.confidence[at] += confidence[s];
+      out.tokens[at] = previous[s] = choose(s, static_cast<int32_t>(j), logits);
+    }
+  }
+}
+
+} // namespace troupe::deepseek_v41

@@ -1,0 +1,25 @@
+// Router, routed experts and the shared expert of one layer.                               Spec: model.md section 2.6.
+#include "model/deepseek_v41/block.h"
+
+namespace troupe::deepseek_v41 {
+
+void run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, tensor y, tensor x) {
+  const int64_t n = ctx.rows.n;
+  backend& be = ctx.be;
+  const tensor ids = ctx.b.moe_ids.slice(0, n * n_active).reshape({n, n_active});
+  const tensor weights = ctx.b.moe_weights.slice(0, n * n_active).reshape({n, n_active});
+  // Draft tokens are always text: their bias_vl is never used (dspark.md section 1).
+  const tensor in_image = ctx.drafting ? tensor{} : ctx.rows.vl;
+  be.route(ids, weights, x, *w.gate, w.bias, ctx.drafting ? tensor{} : w.bias_vl, in_image, ctx.c.route_scale);
+  ctx.show("moe_ids", ids);
+  ctx.show("moe_w", weights);
+  be.experts(y, x, *w.experts, ids, weights, ctx.c.swiglu_limit);
+  const auto shared = [&] {
+    if (w.shared_gate) be.gated_mlp(y, x, *w.shared_gate, *w.shared_up, *w.shared_down, ctx.c.swiglu_limit);
+  };
+  if (w.shared_is_cut) shared();
+  be.all_reduce_sum(y);
+  if (!w.shared_is_cut) shared();
+}
+
+} // namespace troupe::deepseek_v41

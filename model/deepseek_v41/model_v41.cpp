@@ -1,0 +1,307 @@
+// Making the model, and its forward.
+#include "model/deepseek_v41/model_v41.h"
+
+#include "model/deepseek_v41/image_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace troupe::deepseek_v41 {
+namespace {
+
+constexpr int64_t logit_piece_rows = 64; // bounds the device memory of logits
+
+tensor upload_floats(backend& be, const std::vector<float>& v, const std::string& what) {
+  const tensor t = be.allocate(dtype::f32, {static_cast<int64_t>(v.size())}, what);
+  be.upload(t, v.data(), t.size_bytes());
+  return t;
+}
+
+} // namespace
+
+model_v41::model_v41(backend& be, const model_options& options, const load_progress& progress)
+    : be_(be), options_(options), config_(read_config(options.folder)),
+      info_(info_of(config_, options.folder)), ctx_{be, config_, share_, buffers_, {}, {}, {},   true,
+                                                    {}, {},      {},     {},       {}, 0,  false} {
+  if (options.max_sequences < 1 || options.n_blocks < 1 || options.max_rows < 1)
+    throw std::runtime_error("model options: expected at least one sequence, block and row");
+  options_.load_draft = options.load_draft && config_.draft.stages > 0;
+  options_.load_vision = options.load_vision && config_.vision.layers > 0;
+  const checkpoint from(options.folder);
+  from.require(options_.load_draft, options_.load_vision);
+  max_rows_ =
+      std::max<int64_t>(options.max_rows, options_.load_draft ? options.max_sequences * config_.draft.block : 0);
+  weight_loader weights(from, be);
+  load(from, weights, progress);
+  from.files().drop_cache();
+
+  const cache_plan plan =
+      plan_caches(config_, options.max_sequences, options.n_blocks, info_.block_tokens, options_.load_draft);
+  caches_ = make_caches(be, config_, plan, options_.load_draft);
+  all_columns_.emplace(be, max_rows_, "rows of a step");
+  tail_columns_.emplace(be, max_rows_, "tail rows of a step");
+  const int64_t max_blocks = std::min(options.n_blocks, (info_.context + info_.block_tokens - 1) / info_.block_tokens);
+  block_tables_ = be.allocate(dtype::i32, {options.max_sequences, max_blocks}, "block tables");
+  row_index_ = be.allocate(dtype::i32, {max_rows_}, "row index");
+  head_input_ = be.allocate(be.activation_type(), {max_rows_, config_.dim}, "head input");
+  floor_.resize(static_cast<size_t>(options.max_sequences));
+}
+
+void model_v41::load(const checkpoint& from, weight_loader& weights, const load_progress& progress) {
+  share_ = weights.share();
+  weights.progress = [&](double part) {
+    if (progress) progress("weights", part);
+  };
+  ctx_.window_frequencies = upload_floats(be_, rope_frequencies(config_, false), "rope frequencies");
+  ctx_.compressed_frequencies = upload_floats(be_, rope_frequencies(config_, true), "rope frequencies");
+  ends_ = std::make_unique<vocabulary_ends>(be_, weights, std::min(max_rows_, logit_piece_rows));
+  final_norm_ = weights.norm("norm.weight", config_.dim);
+  for (int32_t l = 0; l < config_.layers; ++l) layers_.push_back(weights.layer(l));
+  for (size_t s = 0; s < config_.engram.layers.size(); ++s) tables_.push_back(from.table_at(static_cast<int32_t>(s)));
+  buffers_ = make_work_buffers(be_, config_, share_, tables_, max_rows_, options_.load_draft);
+  if (options_.load_draft)
+    drafter_ = std::make_unique<drafter>(be_, config_, weights.draft(), *ends_, max_rows_, options_.max_sequences);
+  if (options_.load_vision) tower_ = std::make_unique<vision_tower>(be_, config_, weights.vision());
+  if (progress) progress("weights", 1.0);
+}
+
+void model_v41::observe(observer seen, int64_t max_entries) {
+  ctx_.seen = seen;
+  buffers_.scores = seen ? be_.allocate(dtype::f32, {max_rows_, max_entries}, "index scores") : tensor{};
+  if (!tower_) return;
+  tower_->seen = nullptr;
+  if (seen) tower_->seen = [seen](std::string_view name, tensor t) { seen(name, -1, t); };
+}
+
+std::span<const float> model_v41::forward(std::span<const sequence_rows> sequences,
+                                          std::span<const std::byte> records) {
+  plan_rows(sequences);
+  if (all_columns_->n() == 0) return {};
+  const int64_t width = static_cast<int64_t>(sequences.size());
+  const tensor tables = block_tables_.slice(0, width);
+  be_.upload(tables, tables_host_.data(), tables.size_bytes());
+  ctx_.rows = all_columns_->upload(tables);
+  ctx_.drafting = false;
+  upload_records(records, ctx_.rows.n);
+  embed_rows();
+  run_layers();
+  return read_logits();
+}
+
+void model_v41::plan_rows(std::span<const sequence_rows> sequences) {
+  all_columns_->clear();
+  tail_columns_->clear();
+  tail_rows_.clear();
+  step_images_.clear();
+  wanted_.clear();
+  const auto n = static_cast<int64_t>(sequences.size()), width = block_tables_.shape[1];
+  TROUPE_CHECK(n <= options_.max_sequences, "a step has at most one entry for each slot");
+  tables_host_.assign(static_cast<size_t>(n * width), 0);
+  for (int32_t i = 0; i < n; ++i) plan_sequence(sequences[static_cast<size_t>(i)], i);
+}
+
+void model_v41::plan_sequence(const sequence_rows& s, int32_t index) {
+  const auto n = static_cast<int64_t>(s.tokens.size()), width = block_tables_.shape[1];
+  const int64_t end = s.start + n;
+  TROUPE_CHECK(s.slot >= 0 && s.slot < options_.max_sequences, "a slot number is below max_sequences");
+  TROUPE_CHECK(static_cast<int64_t>(s.blocks.size()) <= width &&
+                   static_cast<int64_t>(s.blocks.size()) * info_.block_tokens >= end,
+               "a block table covers its rows and fits the context");
+  for (const int32_t b : s.blocks) TROUPE_CHECK(b >= 0 && b < options_.n_blocks, "a block number is below n_blocks");
+  std::copy(s.blocks.begin(), s.blocks.end(), tables_host_.begin() + index * width);
+
+  const bool tail = options_.prefill == prefill_mode::tail && s.n_prompt > 0;
+  const int64_t floor = tail ? std::max<int64_t>(s.n_prompt - options_.tail_tokens, 0) : 0;
+  floor_[static_cast<size_t>(s.slot)] = floor;
+  const auto first_row = static_cast<int32_t>(all_columns_->n());
+  const auto first_tail = static_cast<int32_t>(tail_columns_->n());
+  for (size_t i = 0; i < s.images.size(); ++i) {
+    const image_span& image = s.images[i];
+    const int64_t length = int64_t{image.grid_h} * (image.grid_w + 1) + 2;
+    const int64_t from = std::max(image.start, s.start), to = std::min(image.start + length, end);
+    if (from < to)
+      step_images_.push_back({first_row + from - s.start, from - image.start, to - from, s.image_handles[i]});
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    host_row r{.id = s.tokens[static_cast<size_t>(i)],
+               .slot = s.slot,
+               .position = s.start + i,
+               .first_row = first_row,
+               .table = index};
+    r.in_image = std::any_of(s.images.begin(), s.images.end(), [&](const image_span& image) {
+      return r.position >= image.start && r.position < image.start + int64_t{image.grid_h} * (image.grid_w + 1) + 2;
+    });
+    all_columns_->add(r);
+    if (r.position < floor) continue;
+    tail_rows_.push_back(static_cast<int32_t>(all_columns_->n() - 1));
+    r.first_row = first_tail;
+    r.floor = floor;
+    tail_columns_->add(r);
+  }
+  TROUPE_CHECK(s.n_logits >= 0 && s.n_logits <= tail_columns_->n() - first_tail,
+               "logits are of rows that all layers ran on");
+  if (s.n_logits > 0) wanted_.push_back({tail_columns_->n() - s.n_logits, s.n_logits});
+}
+
+void model_v41::upload_records(std::span<const std::byte> records, int64_t n_rows) {
+  if (tables_.empty()) return;
+  int64_t per_row = 0;
+  for (const tensor& t : buffers_.records) per_row += t.row_elements();
+  TROUPE_CHECK(static_cast<int64_t>(records.size()) == n_rows * per_row, "a record for every row of the step");
+  int64_t offset = 0;
+  for (const tensor& t : buffers_.records) { // (row, slot, column) -> (slot, row, column)
+    const int64_t bytes = t.row_elements();
+    record_staging_.resize(static_cast<size_t>(n_rows * bytes));
+    for (int64_t r = 0; r < n_rows; ++r)
+      std::memcpy(record_staging_.data() + r * bytes, records.data() + r * per_row + offset,
+                  static_cast<size_t>(bytes));
+    be_.upload(t.slice(0, n_rows), record_staging_.data(), n_rows * bytes);
+    offset += bytes;
+  }
+  if (!buffers_.engram_order) return;
+  index_.clear();
+  for (int32_t rank = 0; rank < be_.n_ranks(); ++rank)
+    for (int32_t r = 0; r < n_rows; ++r) index_.push_back(r * be_.n_ranks() + rank);
+  const tensor order = buffers_.engram_order.slice(0, static_cast<int64_t>(index_.size()));
+  be_.upload(order, index_.data(), order.size_bytes());
+}
+
+void model_v41::embed_rows() {
+  const int64_t n = ctx_.rows.n;
+  const tensor x = buffers_.x.slice(0, n);
+  ends_->embed(x, ctx_.rows.ids);
+  for (const image_rows& i : step_images_) {
+    TROUPE_CHECK(i.handle >= 0 && i.handle < static_cast<int32_t>(images_.size()),
+                 "an image is encoded before its rows run");
+    const tensor image = images_[static_cast<size_t>(i.handle)];
+    TROUPE_CHECK(i.first_token + i.n <= image.rows(), "an image span has the length of its image");
+    be_.copy_rows(x.slice(i.first_row, i.n), {}, image.slice(i.first_token, i.n), {});
+  }
+  ctx_.layer = -1;
+  ctx_.show("embed", x);
+  ctx_.h = buffers_.h.slice(0, n);
+  ctx_.pre = buffers_.one_hot.slice(0, n);
+  ctx_.selected = buffers_.selected.slice(0, n);
+  ctx_.candidates = buffers_.candidates.slice(0, n);
+  be_.spread(ctx_.h, x);
+}
+
+void model_v41::run_layers() {
+  for (int32_t l = 0; l < config_.layers; ++l) {
+    if (l == config_.last_kv_source() + 1) narrow_to_tail();
+    if (ctx_.rows.n == 0) return;
+    ctx_.layer = l;
+    run_block(ctx_, layers_[static_cast<size_t>(l)], caches_[static_cast<size_t>(l)]);
+  }
+  if (config_.last_kv_source() + 1 >= config_.layers) narrow_to_tail();
+  if (drafter_ && ctx_.rows.n > 0)
+    drafter_->add_context(ctx_, std::span(caches_).subspan(static_cast<size_t>(config_.layers)));
+}
+
+// The layers above the last kv source run on the tail of a prompt only (model.md section 3); in exact mode that is all
+// of it.
+void model_v41::narrow_to_tail() {
+  if (options_.prefill == prefill_mode::exact) return;
+  const int64_t n = tail_columns_->n();
+  const row_set before = ctx_.rows;
+  ctx_.rows = tail_columns_->upload(before.rows.tables);
+  if (n == 0 || n == before.n) return;
+  const tensor index = row_index_.slice(0, n);
+  be_.upload(index, tail_rows_.data(), index.size_bytes());
+  const auto gather = [&](tensor to, tensor from) {
+    be_.copy_rows(to.slice(0, n), {}, from, index);
+    return to.slice(0, n);
+  };
+  ctx_.h = gather(buffers_.h_tail, ctx_.h);
+  ctx_.pre = gather(buffers_.pre_attention, ctx_.pre); // free between layers
+  std::swap(buffers_.pre_attention, buffers_.pre_moe); // so that the next half does not write over it
+  ctx_.selected = gather(buffers_.selected_tail, ctx_.selected);
+  ctx_.candidates = gather(buffers_.candidates_tail, ctx_.candidates);
+  if (!buffers_.taps) return;
+  gather(buffers_.taps_tail, buffers_.taps);
+  std::swap(buffers_.taps, buffers_.taps_tail);
+}
+
+std::span<const float> model_v41::read_logits() {
+  const int64_t n = ctx_.rows.n;
+  int64_t n_wanted = 0;
+  for (const wanted_logits& w : wanted_) n_wanted += w.n;
+  if (n == 0 || (n_wanted == 0 && !ctx_.seen)) return {};
+  const tensor x = buffers_.x.slice(0, n);
+  be_.fold(x, ctx_.h, ctx_.pre);
+  ctx_.layer = -1;
+  ctx_.show("final_fold", x);
+  if (n_wanted == 0) return {};
+  index_.clear();
+  for (const wanted_logits& w : wanted_)
+    for (int64_t i = 0; i < w.n; ++i) index_.push_back(static_cast<int32_t>(w.first_row + i));
+  const tensor index = row_index_.slice(0, n_wanted), input = head_input_.slice(0, n_wanted);
+  be_.upload(index, index_.data(), index.size_bytes());
+  be_.copy_rows(input, {}, x, index);
+  be_.rms_norm(input, input, final_norm_, config_.eps);
+  const auto size = static_cast<size_t>(n_wanted * config_.vocabulary);
+  if (logits_.size() < size) logits_.resize(size);
+  ends_->logits(ends_->head(), input, std::span(logits_).first(size));
+  return std::span<const float>(logits_).first(size);
+}
+
+draft_result model_v41::draft(std::span<const draft_anchor> anchors, const draft_choice& choose) {
+  TROUPE_CHECK(drafter_ != nullptr, "drafting needs the draft weights");
+  std::vector<draft_anchor> with_floor(anchors.begin(), anchors.end());
+  for (draft_anchor& a : with_floor) a.floor = floor_[static_cast<size_t>(a.slot)];
+  return drafter_->draft(ctx_, std::span(caches_).subspan(static_cast<size_t>(config_.layers)), with_floor, choose);
+}
+
+int32_t model_v41::encode_image(const planned_image& image) {
+  if (!tower_) throw std::runtime_error("this model was loaded without a vision tower, found an image");
+  const int64_t patch = config_.vision.patch;
+  if (image.width <= 0 || image.height <= 0 || image.width % patch != 0 || image.height % patch != 0 ||
+      static_cast<int64_t>(image.rgb.size()) != int64_t{image.width} * image.height * 3)
+    throw std::runtime_error("image: expected whole patches of " + std::to_string(patch) + " pixels, found " +
+                             std::to_string(image.width) + " x " + std::to_string(image.height));
+  std::vector<float> patches;
+  image_patches(image, static_cast<int>(patch), patches);
+  return encode_patches(patches, image.height / patch, image.width / patch);
+}
+
+int32_t model_v41::encode_patches(std::span<const float> patches, int64_t patch_rows, int64_t patch_columns) {
+  if (!tower_) throw std::runtime_error("this model was loaded without a vision tower, found an image");
+  const int64_t n = tower_->span_tokens(patch_rows, patch_columns);
+  if (n > config_.vision.max_tokens)
+    throw std::runtime_error("image: expected at most " + std::to_string(config_.vision.max_tokens) +
+                             " tokens, found " + std::to_string(n));
+  if (free_images_.empty()) { // buffers are as long as the longest image, so that any image can take any of them
+    free_images_.push_back(static_cast<int32_t>(images_.size()));
+    images_.push_back(be_.allocate(be_.activation_type(), {config_.vision.max_tokens, config_.dim}, "image embedding"));
+  }
+  const int32_t handle = free_images_.back();
+  tower_->encode(images_[static_cast<size_t>(handle)].slice(0, n), patches, patch_rows, patch_columns);
+  free_images_.pop_back();
+  return handle;
+}
+
+void model_v41::drop_image(int32_t handle) {
+  TROUPE_CHECK(handle >= 0 && handle < static_cast<int32_t>(images_.size()), "only an encoded image is dropped");
+  free_images_.push_back(handle);
+}
+
+model_info info_of(const config& c, const std::string& folder) {
+  model_info info;
+  info.family = "deepseek_v41";
+  std::filesystem::path path(folder);
+  info.name = (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
+  info.context = c.context;
+  info.vocabulary = c.vocabulary;
+  info.bos = c.bos_id;
+  info.eos = c.eos_id;
+  info.pad = c.pad_id;
+  info.image_token = c.image_id;
+  info.has_vision = c.vision.layers > 0;
+  info.has_draft = c.draft.stages > 0;
+  info.draft_block = c.draft.block;
+  return info;
+}
+
+} // namespace troupe::deepseek_v41

@@ -1,0 +1,88 @@
+// The deepseek_v41 model on one rank: weights, caches, the whole forward.                   Spec: model.md section 2.
+#pragma once
+
+#include "model/deepseek_v41/block.h"
+#include "model/deepseek_v41/draft.h"
+#include "model/deepseek_v41/vision.h"
+#include "model/deepseek_v41/vocabulary.h"
+#include "model/model.h"
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace troupe::deepseek_v41 {
+
+class model_v41 final : public model {
+public:
+  // Throws checkpoint_error, std::runtime_error, std::system_error by name.
+  model_v41(backend&, const model_options&, const load_progress&);
+
+  const model_info& info() const override { return info_; }
+  std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) override;
+  int32_t encode_image(const planned_image&) override;
+  void drop_image(int32_t handle) override;
+
+  // Patches as vision_tower::encode takes them -> a handle.
+  int32_t encode_patches(std::span<const float> patches, int64_t patch_rows, int64_t patch_columns);
+  bool has_drafter() const { return drafter_ != nullptr; }
+  // One drafting step for each anchor; anchors' floors are filled in here. Precondition: has_drafter().
+  draft_result draft(std::span<const draft_anchor>, const draft_choice& choose = greedy_choice);
+
+  const config& settings() const { return config_; }
+  // Tests only: shows intermediates, index scores of up to `max_entries` entries among them.
+  void observe(observer, int64_t max_entries);
+  void round_caches(bool on) { ctx_.round_caches = on; }
+
+private:
+  struct image_rows { // rows of this step that show part of an image
+    int64_t first_row, first_token, n;
+    int32_t handle;
+  };
+  struct wanted_logits {
+    int64_t first_row, n; // in the rows of the last layers
+  };
+
+  void load(const checkpoint&, weight_loader&, const load_progress&);
+  void plan_rows(std::span<const sequence_rows>);
+  void plan_sequence(const sequence_rows&, int32_t index);
+  void upload_records(std::span<const std::byte> records, int64_t n_rows);
+  void embed_rows();
+  void run_layers();
+  void narrow_to_tail();
+  std::span<const float> read_logits();
+
+  backend& be_;
+  model_options options_;
+  config config_;
+  model_info info_;
+  rank_share share_;
+  work_buffers buffers_;
+  std::vector<found_table> tables_;
+  std::vector<block_weights> layers_;
+  std::vector<layer_cache> caches_; // draft stages last
+  std::unique_ptr<vocabulary_ends> ends_;
+  tensor final_norm_;
+  std::unique_ptr<drafter> drafter_;
+  std::unique_ptr<vision_tower> tower_;
+  step_context ctx_;
+
+  std::optional<row_columns> all_columns_, tail_columns_;
+  tensor block_tables_; // (slots, max blocks) i32
+  tensor row_index_;    // (rows) i32: gathers
+  tensor head_input_;   // (rows, D)
+  int64_t max_rows_ = 0;
+  std::vector<int32_t> tables_host_, tail_rows_, index_;
+  std::vector<image_rows> step_images_;
+  std::vector<wanted_logits> wanted_;
+  std::vector<std::byte> record_staging_;
+  std::vector<float> logits_;
+  std::vector<int64_t> floor_; // per slot: lowest position whose rows the last layers have seen
+  std::vector<tensor> images_; // per handle (tokens, D)
+  std::vector<int32_t> free_images_;
+};
+
+model_info info_of(const config&, const std::string& folder);
+
+} // namespace troupe::deepseek_v41
