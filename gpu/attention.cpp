@@ -2,6 +2,7 @@
 #include "gpu/attention.h"
 
 #include "gpu/dot.h"
+#include "gpu/exp.h"
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +20,8 @@ float* entry_at(tensor cache, const step_rows& rows, int64_t r, int64_t e) {
   return cache.f32() + (block * per_block + e % per_block) * dim;
 }
 
-// The keys (= values) that row r sees, in the order they are added.
+} // namespace
+
 void visible_rows(const attention_args& a, const step_rows& rows, int64_t r, std::vector<const float*>& keys) {
   keys.clear();
   const int64_t dim = a.q.shape[2], ring = a.rings.shape[1];
@@ -41,8 +43,6 @@ void visible_rows(const attention_args& a, const step_rows& rows, int64_t r, std
   }
 }
 
-} // namespace
-
 void attention_host(const attention_args& a, const step_rows& rows) {
   const int64_t heads = a.q.shape[1], dim = a.q.shape[2];
   TROUPE_CHECK(dim <= max_dim, "head dims stay below 1024");
@@ -59,9 +59,8 @@ void attention_host(const attention_args& a, const step_rows& rows) {
       if (n == 0) continue;
       for (size_t i = 0; i < n; ++i) score[i] = row_dot(q, keys[i], dim) * a.scale;
       const float top = *std::max_element(score.begin(), score.end());
-      float sum = 0;
-      for (float& s : score) sum += s = std::exp(s - top);
-      sum += std::exp(a.sink.f32()[head] - top);
+      for (float& s : score) s = exp_f32(s - top);
+      const float sum = row_sum(score.data(), static_cast<int64_t>(n)) + exp_f32(a.sink.f32()[head] - top);
       for (size_t i = 0; i < n; ++i)
         for (int64_t d = 0; d < dim; ++d) o[d] = std::fma(score[i], keys[i][d], o[d]);
       for (int64_t d = 0; d < dim; ++d) o[d] /= sum;
@@ -69,7 +68,23 @@ void attention_host(const attention_args& a, const step_rows& rows) {
   }
 }
 
+namespace {
+
+void compress_pair(float* c, const float* u0, const float* g0, const float* u1, const float* g1, int64_t dim) {
+  for (int64_t i = 0; i < dim; ++i) {
+    const float top = std::max(g0[i], g1[i]);
+    const float e0 = exp_f32(g0[i] - top), e1 = exp_f32(g1[i] - top);
+    c[i] = (e0 * u0[i] + e1 * u1[i]) / (e0 + e1);
+  }
+}
+
+} // namespace
+
 void compress_pairs_host(tensor c, tensor u, tensor g, tensor pending, const step_rows& rows) {
+  compress_pairs_by(compress_pair, c, u, g, pending, rows);
+}
+
+void compress_pairs_by(compress_pair_form pair, tensor c, tensor u, tensor g, tensor pending, const step_rows& rows) {
   const int64_t n = u.rows();
   if (n == 0) return;
   const int64_t dim = u.shape[1], pairs = pending.shape[1];
@@ -82,13 +97,7 @@ void compress_pairs_host(tensor c, tensor u, tensor g, tensor pending, const ste
     const bool in_step = r > rows.first_row.i32()[r];
     const float* u0 = in_step ? u.f32() + (r - 1) * dim : held(r, t - 1, 0);
     const float* g0 = in_step ? g.f32() + (r - 1) * dim : held(r, t - 1, 1);
-    const float *u1 = u.f32() + r * dim, *g1 = g.f32() + r * dim;
-    float* out = c.f32() + r * dim;
-    for (int64_t i = 0; i < dim; ++i) {
-      const float top = std::max(g0[i], g1[i]);
-      const float e0 = std::exp(g0[i] - top), e1 = std::exp(g1[i] - top);
-      out[i] = (e0 * u0[i] + e1 * u1[i]) / (e0 + e1);
-    }
+    pair(c.f32() + r * dim, u0, g0, u.f32() + r * dim, g.f32() + r * dim, dim);
   }
   for (int64_t r = 0; r < n; ++r) { // ascending, so the newest of two positions that share a place stays
     const int64_t t = rows.position.i64()[r];

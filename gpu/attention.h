@@ -3,7 +3,12 @@
 
 #include "gpu/backend.h"
 
+#include <vector>
+
 namespace troupe {
+
+// The keys (= values) that row r sees, in the order they are added. The views are of the caches and of step_kv.
+void visible_rows(const attention_args&, const step_rows&, int64_t r, std::vector<const float*>& keys);
 
 // See attention_args. All f32 | dim <= 1024 | a row with no visible key gives zeros | scratch: one score per visible
 // row, thread local and reused. Values are added in ascending order of rows, fused, so a row's bits are its own.
@@ -14,6 +19,10 @@ void attention_host(const attention_args&, const step_rows&);
 // u, g (R, d) f32 | pending (n_slots, pairs, 2, d) f32: u and g of the last `pairs` even positions, position p at
 // [slot][p / 2 % pairs], so that up to 2 * pairs - 2 rejected rows can be taken back.
 void compress_pairs_host(tensor c, tensor u, tensor g, tensor pending, const step_rows&);
+// The same with another form of the arithmetic: c (d) from the two rows of a pair.
+using compress_pair_form = void (*)(float* c, const float* u0, const float* g0, const float* u1, const float* g1,
+                                    int64_t dim);
+void compress_pairs_by(compress_pair_form, tensor c, tensor u, tensor g, tensor pending, const step_rows&);
 
 // x (R, dim) -> cache (n_blocks, entries, dim), entry entries[i] (i32, -1: none) of row i's sequence.
 void scatter_entries_host(tensor cache, tensor x, tensor entries, const step_rows&);

@@ -25,4 +25,11 @@ inline float row_dot(const float* a, const float* b, int64_t n) {
   return sum_lanes(lane);
 }
 
+// sum_i a[i], the same way.
+inline float row_sum(const float* a, int64_t n) {
+  float lane[dot_lanes] = {};
+  for (int64_t i = 0; i < n; ++i) lane[i % dot_lanes] += a[i];
+  return sum_lanes(lane);
+}
+
 } // namespace troupe

@@ -2,6 +2,7 @@
 #include "gpu/engram_rows.h"
 
 #include "gpu/dot.h"
+#include "gpu/exp.h"
 #include "gpu/formats.h"
 
 #include <algorithm>
@@ -72,7 +73,7 @@ void engram_gate_host(tensor h, tensor kv, tensor q_weight, tensor k_weight, ten
       const float mean_key = row_dot(key, key, dim) / static_cast<float>(dim);
       const float dot = sum_lanes(lane) / std::sqrt(mean_h + eps) / std::sqrt(mean_key + eps) * norm;
       const float root = std::copysign(std::sqrt(std::max(std::fabs(dot), 1e-6F)), dot);
-      const float gate = is_dead ? 0.0F : 1.0F / (1.0F + std::exp(-root));
+      const float gate = is_dead ? 0.0F : sigmoid_f32(root);
       if (gates) gates.f32()[r * copies + m] = gate;
       if (is_dead) continue;
       for (int64_t i = 0; i < dim; ++i) hm[i] = std::fma(gate, value[i], hm[i]);

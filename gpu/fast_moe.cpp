@@ -27,10 +27,10 @@ void first_half(vector_level level, const mlp& e, int64_t item, float limit) {
   const int64_t width = e.gate->out, from = p * panel_columns, n = std::min(last * panel_columns, width) - from;
   linear_panels(level, *e.gate, p, last, e.g, width, e.x, e.gate->in, e.n_rows);
   linear_panels(level, *e.up, p, last, e.u, width, e.x, e.gate->in, e.n_rows);
-  const auto& kernels = row_kernels_of(level);
+  const row_kernels* kernels = row_kernels_of(level);
+  const auto activate = kernels == nullptr ? gate_activation : kernels->gate_activation;
   for (int64_t r = 0; r < e.n_rows; ++r)
-    kernels.gate_activation(e.g + r * width + from, e.u + r * width + from, n, e.weight == nullptr ? 1 : e.weight[r],
-                            limit);
+    activate(e.g + r * width + from, e.u + r * width + from, n, e.weight == nullptr ? 1 : e.weight[r], limit);
 }
 
 void second_half(vector_level level, const mlp& e, int64_t item) {

@@ -29,9 +29,12 @@ int64_t row_bytes(const tensor& t) { return t.row_elements() * size_bytes(t.type
 } // namespace
 
 host_backend::host_backend(const host_backend_config& config)
-    : scalar_only_(config.scalar_only),
-      level_(config.scalar_only ? vector_level::scalar : supported_vector_levels().back()),
-      group_(config.group), account_{config.memory_bytes, 0}, threads_(config.n_threads) {}
+    : level_(config.scalar_only ? vector_level::scalar : supported_vector_levels().back()),
+      group_(config.group), account_{config.memory_bytes, 0}, threads_(config.n_threads) {
+  const row_kernels* rows = row_kernels_of(level_);
+  const attention_kernels* heads = attention_kernels_of(level_);
+  if (rows != nullptr && heads != nullptr) fast_.emplace(level_, *rows, *heads, threads_);
+}
 
 host_backend::~host_backend() = default;
 
@@ -104,87 +107,125 @@ void host_backend::scatter_entries(tensor cache, tensor x, tensor entries, const
 
 void host_backend::write_rings(tensor rings, tensor x, const step_rows& rows) { write_rings_host(rings, x, rows); }
 
-void host_backend::rms_norm(tensor y, tensor x, tensor weight, float eps) { rms_norm_host(y, x, weight, eps); }
+void host_backend::rms_norm(tensor y, tensor x, tensor weight, float eps) {
+  if (fast_)
+    rms_norm_fast(*fast_, y, x, weight, eps);
+  else
+    rms_norm_host(y, x, weight, eps);
+}
 
 void host_backend::linear(tensor y, tensor x, const matrix& m) {
-  if (scalar_only_)
-    linear_host(y, x, m);
-  else
+  if (fast_)
     linear_fast(level_, threads_, y, x, m);
+  else
+    linear_host(y, x, m);
 }
 
 void host_backend::linear_grouped(tensor y, tensor x, std::span<const matrix* const> groups) {
-  if (scalar_only_)
-    linear_grouped_host(y, x, groups);
-  else
+  if (fast_)
     linear_grouped_fast(level_, threads_, y, x, groups);
+  else
+    linear_grouped_host(y, x, groups);
 }
 
 void host_backend::rope(tensor x, tensor positions, tensor frequencies, bool inverse) {
-  rope_host(x, positions, frequencies, inverse);
+  if (fast_)
+    rope_fast(*fast_, x, positions, frequencies, inverse);
+  else
+    rope_host(x, positions, frequencies, inverse);
 }
 
-void host_backend::quantise(tensor x, quantiser how) { quantise_host(x, how); }
+void host_backend::quantise(tensor x, quantiser how) {
+  if (fast_)
+    quantise_fast(*fast_, x, how);
+  else
+    quantise_host(x, how);
+}
 
 void host_backend::add(tensor y, tensor x) {
   const int64_t n = y.n_elements();
   TROUPE_CHECK(n == x.n_elements(), "tensors of one size are added");
-  float* out = y.f32();
-  const float* in = x.f32();
-  for (int64_t i = 0; i < n; ++i) out[i] += in[i];
+  if (fast_) return fast_->rows.add(y.f32(), x.f32(), n);
+  for (int64_t i = 0; i < n; ++i) y.f32()[i] += x.f32()[i];
 }
 
 void host_backend::scale(tensor x, float by) {
-  float* out = x.f32();
-  for (int64_t i = 0; i < x.n_elements(); ++i) out[i] *= by;
+  if (fast_) return fast_->rows.scale(x.f32(), by, x.n_elements());
+  for (int64_t i = 0; i < x.n_elements(); ++i) x.f32()[i] *= by;
 }
 
-void host_backend::mix(const mix_args& a) { mix_host(a); }
+void host_backend::mix(const mix_args& a) {
+  if (fast_)
+    mix_fast(*fast_, a);
+  else
+    mix_host(a);
+}
 
-void host_backend::fold(tensor x, tensor h, tensor pre) { fold_host(x, h, pre); }
+void host_backend::fold(tensor x, tensor h, tensor pre) {
+  if (fast_)
+    fold_fast(*fast_, x, h, pre);
+  else
+    fold_host(x, h, pre);
+}
 
-void host_backend::expand(tensor h, tensor y, tensor post, tensor comb) { expand_host(h, y, post, comb); }
+void host_backend::expand(tensor h, tensor y, tensor post, tensor comb) {
+  if (fast_)
+    expand_fast(*fast_, h, y, post, comb);
+  else
+    expand_host(h, y, post, comb);
+}
 
 void host_backend::spread(tensor h, tensor x) { spread_host(h, x); }
 
-void host_backend::mean_copies(tensor y, tensor h) { mean_copies_host(y, h); }
-
-void host_backend::attention(const attention_args& a, const step_rows& rows) { attention_host(a, rows); }
-
-void host_backend::compress_pairs(tensor c, tensor u, tensor g, tensor pending, const step_rows& rows) {
-  compress_pairs_host(c, u, g, pending, rows);
+void host_backend::mean_copies(tensor y, tensor h) {
+  if (fast_)
+    mean_copies_fast(*fast_, y, h);
+  else
+    mean_copies_host(y, h);
 }
 
-void host_backend::select_entries(const index_args& a, const step_rows& rows) { select_entries_host(a, rows); }
+void host_backend::attention(const attention_args& a, const step_rows& rows) {
+  if (fast_)
+    attention_fast(*fast_, a, rows);
+  else
+    attention_host(a, rows);
+}
+
+void host_backend::compress_pairs(tensor c, tensor u, tensor g, tensor pending, const step_rows& rows) {
+  if (fast_)
+    compress_pairs_by(fast_->heads.compress_pair, c, u, g, pending, rows);
+  else
+    compress_pairs_host(c, u, g, pending, rows);
+}
+
+void host_backend::select_entries(const index_args& a, const step_rows& rows) {
+  if (fast_)
+    select_entries_fast(*fast_, a, rows);
+  else
+    select_entries_host(a, rows);
+}
 
 void host_backend::route(tensor ids, tensor weights, tensor x, const matrix& gate, tensor bias, tensor bias_vl,
                          tensor vl, float by) {
-  if (scalar_only_) return route_host(ids, weights, x, gate, bias, bias_vl, vl, by);
-  const int64_t n_rows = ids.shape[0], k = ids.shape[1], n_experts = gate.out;
-  TROUPE_CHECK(k <= n_experts, "no more experts are chosen than there are");
-  if (static_cast<int64_t>(gate_scores_.size()) < n_rows * n_experts)
-    gate_scores_.resize(static_cast<size_t>(n_rows * n_experts));
-  linear_fast(level_, threads_, tensor(gate_scores_.data(), dtype::f32, {n_rows, n_experts}), x, gate);
-  for (int64_t r = 0; r < n_rows; ++r) {
-    const bool image = vl && bias_vl && vl.i32()[r] != 0;
-    route_row(ids.i32() + r * k, weights.f32() + r * k, gate_scores_.data() + r * n_experts,
-              image ? bias_vl.f32() : bias.f32(), n_experts, k, by);
-  }
+  if (fast_)
+    route_fast(*fast_, ids, weights, x, gate, bias, bias_vl, vl, by);
+  else
+    route_host(ids, weights, x, gate, bias, bias_vl, vl, by);
 }
 
 void host_backend::experts(tensor y, tensor x, const expert_set& set, tensor ids, tensor weights, float limit) {
-  if (scalar_only_)
-    experts_host(y, x, set, ids, weights, limit);
+  if (fast_)
+    experts_fast(level_, threads_, fast_->moe, y, x, set, ids, weights, limit);
   else
-    experts_fast(level_, threads_, moe_, y, x, set, ids, weights, limit);
+    experts_host(y, x, set, ids, weights, limit);
 }
 
 void host_backend::gated_mlp(tensor y, tensor x, const matrix& gate, const matrix& up, const matrix& down,
                              float limit) {
-  if (scalar_only_)
-    gated_mlp_host(y, x, gate, up, down, limit);
+  if (fast_)
+    gated_mlp_fast(level_, threads_, fast_->moe, y, x, gate, up, down, limit);
   else
-    gated_mlp_fast(level_, threads_, moe_, y, x, gate, up, down, limit);
+    gated_mlp_host(y, x, gate, up, down, limit);
 }
 
 void host_backend::dequant_rows(tensor y, tensor records, engram_format format, int64_t width) {
@@ -193,18 +234,29 @@ void host_backend::dequant_rows(tensor y, tensor records, engram_format format, 
 
 void host_backend::engram_gate(tensor h, tensor kv, tensor q_weight, tensor k_weight, tensor dead, tensor gates,
                                float eps) {
-  engram_gate_host(h, kv, q_weight, k_weight, dead, gates, eps);
+  if (fast_)
+    engram_gate_fast(*fast_, h, kv, q_weight, k_weight, dead, gates, eps);
+  else
+    engram_gate_host(h, kv, q_weight, k_weight, dead, gates, eps);
 }
 
 void host_backend::rope_half(tensor x, tensor angles, int64_t heads) { rope_half_host(x, angles, heads); }
 
 void host_backend::attention_full(tensor o, tensor q, tensor k, tensor v, float by) {
-  attention_full_host(o, q, k, v, by);
+  if (fast_)
+    attention_full_fast(*fast_, o, q, k, v, by);
+  else
+    attention_full_host(o, q, k, v, by);
 }
 
 void host_backend::gelu(tensor x) { gelu_host(x); }
 
-void host_backend::silu_mul(tensor y, tensor gate_up) { silu_mul_host(y, gate_up); }
+void host_backend::silu_mul(tensor y, tensor gate_up) {
+  if (fast_)
+    silu_mul_fast(*fast_, y, gate_up);
+  else
+    silu_mul_host(y, gate_up);
+}
 
 std::unique_ptr<graph> host_backend::capture(std::function<void()> work) {
   auto g = std::make_unique<host_graph>();

@@ -2,10 +2,11 @@
 #pragma once
 
 #include "gpu/backend.h"
-#include "gpu/fast_moe.h"
+#include "gpu/fast_ops.h"
 #include "gpu/host_memory.h"
 #include "gpu/host_threads.h"
 
+#include <optional>
 #include <vector>
 
 namespace troupe {
@@ -71,14 +72,12 @@ public:
   void all_gather(tensor y, tensor x) override;
 
 private:
-  bool scalar_only_;
   vector_level level_;
   collective* group_;
   memory_account account_;
   std::vector<host_memory> blocks_;
   host_threads threads_;
-  moe_workspace moe_;
-  std::vector<float> gate_scores_;
+  std::optional<fast_context> fast_; // none: the twins do the work
 };
 
 } // namespace troupe

@@ -31,7 +31,7 @@ host_threads::~host_threads() {
   for (auto& t : threads_) t.join();
 }
 
-void host_threads::run(int64_t n_items, call work, void* context) {
+void host_threads::run(int64_t n_items, call work, const void* context) {
   TROUPE_CHECK(n_items < INT32_MAX, "the items of a loop fit in 32 bits");
   // No thread is inside take_items with an open item here: the loop before has finished all of its own.
   const uint32_t round = round_.load(std::memory_order_relaxed) + 1;
@@ -53,7 +53,7 @@ void host_threads::take_items(uint32_t round) {
     if (static_cast<uint32_t>(at >> 32) != round) return;
     const auto item = static_cast<int64_t>(static_cast<uint32_t>(at));
     const call work = call_.load(std::memory_order_acquire);
-    void* context = context_.load(std::memory_order_acquire);
+    const void* context = context_.load(std::memory_order_acquire);
     if (item >= n_items_.load(std::memory_order_acquire)) return;
     // The exchange fails if the round has changed, so work and context above belong to the item.
     if (!next_.compare_exchange_weak(at, at + 1)) continue;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 namespace troupe {
@@ -23,18 +22,18 @@ public:
 
   // Calls work(i) once for every i in [0, n_items), on any thread, and returns when all calls have returned. Items are
   // taken in order as threads become free. `work` must not throw and must not call the pool.
-  template <class Work> void for_each(int64_t n_items, Work&& work) {
+  template <class Work> void for_each(int64_t n_items, const Work& work) {
     if (n_items <= 1 || threads_.empty()) {
       for (int64_t i = 0; i < n_items; ++i) work(i);
       return;
     }
     run(
-        n_items, [](void* context, int64_t i) { (*static_cast<std::remove_reference_t<Work>*>(context))(i); }, &work);
+        n_items, [](const void* context, int64_t i) { (*static_cast<const Work*>(context))(i); }, &work);
   }
 
 private:
-  using call = void (*)(void* context, int64_t item);
-  void run(int64_t n_items, call, void* context);
+  using call = void (*)(const void* context, int64_t item);
+  void run(int64_t n_items, call, const void* context);
   void serve();
   void take_items(uint32_t round);
 
@@ -45,7 +44,7 @@ private:
   std::atomic<int64_t> n_open_ = 0; // items not yet finished
   std::atomic<int64_t> n_items_ = 0;
   std::atomic<call> call_ = nullptr;
-  std::atomic<void*> context_ = nullptr;
+  std::atomic<const void*> context_ = nullptr;
   std::atomic<bool> stopping_ = false;
   std::vector<std::thread> threads_;
 };

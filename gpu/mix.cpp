@@ -2,6 +2,7 @@
 #include "gpu/mix.h"
 
 #include "gpu/dot.h"
+#include "gpu/exp.h"
 #include "gpu/linear.h"
 
 #include <algorithm>
@@ -11,8 +12,6 @@ namespace troupe {
 namespace {
 
 constexpr int64_t max_copies = 8;
-
-float sigmoid(float v) { return 1.0F / (1.0F + std::exp(-v)); }
 
 // c (m, m), row j, column k. The last step normalises columns.
 void sinkhorn(float* c, int64_t m, int iterations, float eps) {
@@ -34,7 +33,7 @@ void sinkhorn(float* c, int64_t m, int iterations, float eps) {
     float* row = c + j * m;
     const float top = *std::max_element(row, row + m);
     float sum = 0;
-    for (int64_t k = 0; k < m; ++k) sum += row[k] = std::exp(row[k] - top);
+    for (int64_t k = 0; k < m; ++k) sum += row[k] = exp_f32(row[k] - top);
     for (int64_t k = 0; k < m; ++k) row[k] = row[k] / sum + eps;
   }
   columns();
@@ -53,8 +52,8 @@ void mix_coefficients(const mix_args& a, const float* z, int64_t row) {
   float* post = a.post.f32() + row * m;
   float* comb = a.comb.f32() + row * m * m;
   for (int64_t i = 0; i < m; ++i) {
-    pre[i] = sigmoid(z[i] * scale[0] + base[i]) + a.hc_eps;
-    post[i] = 2.0F * sigmoid(z[m + i] * scale[1] + base[m + i]);
+    pre[i] = sigmoid_f32(z[i] * scale[0] + base[i]) + a.hc_eps;
+    post[i] = 2.0F * sigmoid_f32(z[m + i] * scale[1] + base[m + i]);
   }
   for (int64_t i = 0; i < m * m; ++i) comb[i] = z[2 * m + i] * scale[2] + base[2 * m + i];
   sinkhorn(comb, m, a.iterations, a.hc_eps);

@@ -32,17 +32,21 @@ void write_list(tensor to, int64_t row, const std::vector<int32_t>& list) {
   std::copy(list.begin(), list.end(), out);
 }
 
-// sum_n w_n relu(q_n . k), heads ascending. A score that is no number counts as the lowest.
-float index_score(const index_args& a, const step_rows& rows, int64_t r, int64_t entry) {
-  const int64_t heads = a.q.shape[1], dim = a.q.shape[2], per_block = a.keys.shape[1];
-  const int64_t block = rows.tables.i32()[rows.table.i32()[r] * rows.tables.shape[1] + entry / per_block];
-  const float* key = a.keys.f32() + (block * per_block + entry % per_block) * dim;
-  float sum = 0;
-  for (int64_t n = 0; n < heads; ++n) {
-    const float s = row_dot(a.q.f32() + (r * heads + n) * dim, key, dim);
-    sum = std::fma(a.weight.f32()[r * heads + n], std::max(s, 0.0F), sum);
+// sum_n w_n relu(q_n . k), heads ascending.
+void index_scores(float* score, const float* q, const float* weight, int64_t heads, int64_t dim,
+                  const float* const* keys, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    float sum = 0;
+    for (int64_t h = 0; h < heads; ++h)
+      sum = std::fma(weight[h], std::max(row_dot(q + h * dim, keys[i], dim), 0.0F), sum);
+    score[i] = std::isnan(sum) ? lowest : sum;
   }
-  return std::isnan(sum) ? lowest : sum;
+}
+
+const float* key_of(const index_args& a, const step_rows& rows, int64_t r, int64_t entry) {
+  const int64_t dim = a.keys.shape[2], per_block = a.keys.shape[1];
+  const int64_t block = rows.tables.i32()[rows.table.i32()[r] * rows.tables.shape[1] + entry / per_block];
+  return a.keys.f32() + (block * per_block + entry % per_block) * dim;
 }
 
 // Blocks of `size` entries by their best score; the newest visible block is always in.
@@ -61,37 +65,53 @@ std::vector<int32_t> best_blocks(const std::vector<float>& score, int64_t visibl
 
 } // namespace
 
-void select_entries_host(const index_args& a, const step_rows& rows) {
-  thread_local std::vector<float> score;
-  thread_local std::vector<int32_t> chosen;
-  for (int64_t r = 0; r < a.q.rows(); ++r) {
-    const int64_t visible = (rows.position.i64()[r] + 1) / a.ratio;
-    score.assign(static_cast<size_t>(visible), lowest);
-    chosen.clear();
-    if (a.candidates_in) {
-      const int64_t n = a.candidates_in.shape[1];
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t block = a.candidates_in.i32()[r * n + i];
-        if (block < 0) break;
-        for (int64_t e = block * a.candidate_block; e < std::min((block + 1) * a.candidate_block, visible); ++e)
-          chosen.push_back(static_cast<int32_t>(e));
-      }
-    } else {
-      for (int64_t e = 0; e < visible; ++e) chosen.push_back(static_cast<int32_t>(e));
+void select_row(index_scores_form scores_of, const index_args& a, const step_rows& rows, int64_t r) {
+  thread_local std::vector<float> score, listed_score;
+  thread_local std::vector<int32_t> chosen, scored;
+  thread_local std::vector<const float*> keys;
+  const int64_t visible = (rows.position.i64()[r] + 1) / a.ratio;
+  score.assign(static_cast<size_t>(visible), lowest);
+  chosen.clear();
+  if (a.candidates_in) {
+    const int64_t n = a.candidates_in.shape[1];
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t block = a.candidates_in.i32()[r * n + i];
+      if (block < 0) break;
+      for (int64_t e = block * a.candidate_block; e < std::min((block + 1) * a.candidate_block, visible); ++e)
+        chosen.push_back(static_cast<int32_t>(e));
     }
-    if (a.scores) {
-      float* out = a.scores.f32() + r * a.scores.shape[1];
-      std::fill_n(out, a.scores.shape[1], lowest);
-      for (int64_t e = 0; e < visible; ++e) out[e] = score[static_cast<size_t>(e)] = index_score(a, rows, r, e);
-    } else {
-      for (const int32_t e : chosen) score[static_cast<size_t>(e)] = index_score(a, rows, r, e);
-    }
-    if (a.candidates_out)
-      write_list(a.candidates_out, r,
-                 best_blocks(score, visible, a.candidate_block, static_cast<size_t>(a.candidates_out.shape[1])));
-    keep_best(chosen, score, static_cast<size_t>(a.selected.shape[1]));
-    write_list(a.selected, r, chosen);
+  } else {
+    for (int64_t e = 0; e < visible; ++e) chosen.push_back(static_cast<int32_t>(e));
   }
+  const auto blocks_out = a.candidates_out ? a.candidates_out.shape[1] : 0;
+  const bool all_fit = static_cast<int64_t>(chosen.size()) <= a.selected.shape[1] &&
+                       (!a.candidates_out || visible <= blocks_out * a.candidate_block);
+  if (a.scores) {
+    scored.resize(static_cast<size_t>(visible));
+    for (size_t e = 0; e < scored.size(); ++e) scored[e] = static_cast<int32_t>(e);
+  } else if (all_fit)
+    scored.clear(); // everything is taken, whatever its score
+  else
+    scored = chosen;
+  keys.clear();
+  for (const int32_t e : scored) keys.push_back(key_of(a, rows, r, e));
+  listed_score.resize(scored.size());
+  scores_of(listed_score.data(), a.q.f32() + r * a.q.row_elements(), a.weight.f32() + r * a.q.shape[1], a.q.shape[1],
+            a.q.shape[2], keys.data(), static_cast<int64_t>(keys.size()));
+  for (size_t i = 0; i < scored.size(); ++i) score[static_cast<size_t>(scored[i])] = listed_score[i];
+  if (a.scores) {
+    float* out = a.scores.f32() + r * a.scores.shape[1];
+    std::fill_n(out, a.scores.shape[1], lowest);
+    std::copy(score.begin(), score.end(), out);
+  }
+  if (a.candidates_out)
+    write_list(a.candidates_out, r, best_blocks(score, visible, a.candidate_block, static_cast<size_t>(blocks_out)));
+  keep_best(chosen, score, static_cast<size_t>(a.selected.shape[1]));
+  write_list(a.selected, r, chosen);
+}
+
+void select_entries_host(const index_args& a, const step_rows& rows) {
+  for (int64_t r = 0; r < a.q.rows(); ++r) select_row(index_scores, a, rows, r);
 }
 
 } // namespace troupe

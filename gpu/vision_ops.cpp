@@ -2,6 +2,7 @@
 #include "gpu/vision_ops.h"
 
 #include "gpu/dot.h"
+#include "gpu/exp.h"
 
 #include <algorithm>
 #include <cmath>
@@ -37,8 +38,8 @@ void attention_full_host(tensor o, tensor q, tensor k, tensor v, float scale) {
       for (int64_t i = 0; i < rows; ++i)
         score[static_cast<size_t>(i)] = row_dot(query, k.f32() + (i * heads + head) * dim, dim) * scale;
       const float top = *std::max_element(score.begin(), score.end());
-      float sum = 0;
-      for (float& s : score) sum += s = std::exp(s - top);
+      for (float& s : score) s = exp_f32(s - top);
+      const float sum = row_sum(score.data(), rows);
       std::fill_n(out, dim, 0.0F);
       for (int64_t i = 0; i < rows; ++i) {
         const float p = score[static_cast<size_t>(i)];
@@ -61,7 +62,7 @@ void silu_mul_host(tensor y, tensor gate_up) {
   for (int64_t r = 0; r < y.rows(); ++r)
     for (int64_t i = 0; i < width; ++i) {
       const float g = gate_up.f32()[r * 2 * width + i], u = gate_up.f32()[r * 2 * width + width + i];
-      y.f32()[r * width + i] = g / (1.0F + std::exp(-g)) * u;
+      y.f32()[r * width + i] = silu_f32(g) * u;
     }
 }
 
