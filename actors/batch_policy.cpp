@@ -81,8 +81,7 @@ std::optional<api_error> batch_policy::admit(turn_admit admit, time now) {
 
 void batch_policy::drop_turn(turns::iterator t) {
   by_turn_.erase(t->id);
-  const bool started = t->started_at != time{};
-  (started ? running_ : waiting_).erase(t);
+  (t->is_started ? running_ : waiting_).erase(t);
 }
 
 void batch_policy::end_sequence(turns::iterator t, sequence& s, end_cause why) {
@@ -148,6 +147,7 @@ void batch_policy::start_turns(time now) {
     const auto t = waiting_.begin();
     if (t->n_live > static_cast<int64_t>(free_slots_.size()) || n_reserved_ + t->n_blocks > limits_.n_blocks) return;
     t->started_at = now;
+    t->is_started = true;
     for (auto& s : t->sequences) {
       s.slot = free_slots_.back();
       free_slots_.pop_back();

@@ -71,7 +71,7 @@ private:
     std::vector<sequence> sequences;
     int64_t n_live = 0, n_blocks = 0;
     int32_t rank = 0; // of its priority: 0 interactive, 1 batch, 2 background
-    bool paused = false;
+    bool paused = false, is_started = false;
     time queued_at{}, started_at{};
   };
   using turns = std::list<turn>; // stable addresses; a turn moves between the lists by splice

@@ -108,7 +108,7 @@ template <class number> bool parse_number(std::string_view text, number& out) {
   return error == std::errc{} && end == text.data() + text.size() && !text.empty();
 }
 
-std::string quoted(std::string_view text) {
+std::string quote(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') out += '\\';
@@ -182,10 +182,10 @@ struct printer {
     const auto end = std::to_chars(text, text + sizeof text, from.*place).ptr;
     return {text, end};
   }
-  std::string operator()(std::string settings::*place) const { return quoted(from.*place); }
+  std::string operator()(std::string settings::*place) const { return quote(from.*place); }
   std::string operator()(std::vector<std::string> settings::*place) const {
     std::string out = "[";
-    for (const auto& item : from.*place) out += (out.size() > 1 ? ", " : "") + quoted(item);
+    for (const auto& item : from.*place) out += (out.size() > 1 ? ", " : "") + quote(item);
     return out + "]";
   }
 };

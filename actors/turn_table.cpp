@@ -220,7 +220,7 @@ void turn_table::push(turn& t, outcome& out) {
 
 void turn_table::observe(turn& t, size_t n_tokens, time now) {
   if (n_tokens == 0) return;
-  if (t.first_at == time{}) {
+  if (!std::exchange(t.has_spoken, true)) {
     t.first_at = now;
   } else {
     numbers_.inter_token.observe(std::chrono::duration<double>(now - t.last_at).count() /
@@ -235,9 +235,8 @@ void turn_table::finish(turn& t, std::string cause, time now, outcome& out) {
   e.usage = t.usage;
   e.cause = std::move(cause);
   e.queue_us = t.queue_us;
-  const bool has_spoken = t.first_at != time{};
-  e.first_token_us = has_spoken ? microseconds(t.first_at - t.opened_at) : 0;
-  e.decode_us = has_spoken ? microseconds(now - t.first_at) : 0;
+  e.first_token_us = t.has_spoken ? microseconds(t.first_at - t.opened_at) : 0;
+  e.decode_us = t.has_spoken ? microseconds(now - t.first_at) : 0;
   numbers_.generation_size.observe(static_cast<double>(t.usage.completion_tokens));
   for (const auto& c : t.choices)
     if (!c.has_ended) sequences_.erase(c.id);

@@ -66,6 +66,7 @@ private:
     std::vector<choice> choices;
     size_t n_open = 0;
     bool tools_active = false, named_tool = false, is_paused = false, is_closed = false, is_touched = false;
+    bool has_spoken = false; // first_at is set
     turn_usage usage;
     finish_cause worst = finish_cause::stop; // of the ended choices, for the log line
     time opened_at{}, first_at{}, last_at{};

@@ -3,11 +3,28 @@
 
 #include "actors/messages.h"
 
+#include <caf/error.hpp>
+#include <caf/meta/load_callback.hpp>
+
 namespace troupe {
 
 #define TROUPE_FIELDS(type, ...)                                                                                       \
   template <class inspector> typename inspector::result_type inspect(inspector& f, type& x) {                          \
     return f(caf::meta::type_name("troupe::" #type), __VA_ARGS__);                                                     \
+  }
+
+// The same with a list of ids, which travels as numbers.
+#define TROUPE_FIELDS_OF_LIST(type, list, number, ...)                                                                 \
+  template <class inspector> typename inspector::result_type inspect(inspector& f, type& x) {                          \
+    using id = typename decltype(list)::value_type;                                                                    \
+    std::vector<number> raw;                                                                                           \
+    for (const auto i : list) raw.push_back(static_cast<number>(i));                                                   \
+    const auto load = [&]() -> caf::error {                                                                            \
+      list.clear();                                                                                                    \
+      for (const auto i : raw) list.push_back(static_cast<id>(i));                                                     \
+      return caf::none;                                                                                                \
+    };                                                                                                                 \
+    return f(caf::meta::type_name("troupe::" #type), __VA_ARGS__, raw, caf::meta::load_callback(load));                \
   }
 
 TROUPE_FIELDS(token_logprob, x.id, x.logprob)
@@ -17,7 +34,8 @@ TROUPE_FIELDS(sampling_params, x.temperature, x.top_p, x.top_k, x.min_p, x.frequ
               x.seed, x.choice, x.n_logprobs, x.suppress_reserved)
 TROUPE_FIELDS(api_error, x.status, x.type, x.message, x.param, x.retry_after_s)
 TROUPE_FIELDS(turn_usage, x.prompt_tokens, x.completion_tokens, x.cached_tokens, x.reasoning_tokens)
-TROUPE_FIELDS(image_piece, x.sequences, x.image, x.hash, x.width, x.height, x.grid_h, x.grid_w, x.offset, x.bytes)
+TROUPE_FIELDS_OF_LIST(image_piece, x.sequences, uint64_t, x.image, x.hash, x.width, x.height, x.grid_h, x.grid_w,
+                      x.offset, x.bytes)
 TROUPE_FIELDS(image_place, x.start, x.grid_h, x.grid_w, x.image)
 TROUPE_FIELDS(sequence_admit, x.turn, x.id, x.priority, x.prompt, x.images, x.max_tokens, x.sampling, x.cache_salt)
 TROUPE_FIELDS(turn_admit, x.turn, x.sequences)
@@ -27,7 +45,7 @@ TROUPE_FIELDS(sequence_start, x.id, x.slot, x.n_prompt, x.images, x.sampling, x.
 TROUPE_FIELDS(planned_rows, x.id, x.slot, x.start, x.tokens, x.samples)
 TROUPE_FIELDS(sequence_end, x.id, x.slot)
 TROUPE_FIELDS(step_plan, x.epoch, x.step, x.started, x.rows, x.ended)
-TROUPE_FIELDS(new_blocks, x.id, x.blocks)
+TROUPE_FIELDS_OF_LIST(new_blocks, x.blocks, int32_t, x.id)
 TROUPE_FIELDS(cached_prefix, x.id, x.n_tokens)
 TROUPE_FIELDS(step_placed, x.plan, x.blocks, x.cached)
 TROUPE_FIELDS(step_ready, x.placed, x.staging, x.failure)
@@ -46,6 +64,7 @@ TROUPE_FIELDS(drain_begin, x.now, x.why)
 TROUPE_FIELDS(scheduler_status, x.n_running, x.n_waiting, x.n_steps, x.prompt_tokens, x.generated_tokens, x.n_blocks,
               x.n_blocks_used, x.n_refused, x.n_ended, x.draining)
 #undef TROUPE_FIELDS
+#undef TROUPE_FIELDS_OF_LIST
 
 } // namespace troupe
 

@@ -1,0 +1,94 @@
+// Every message that may cross hosts survives a serialiser, field by field.
+#include "actors/messages.h"
+
+#include <caf/all.hpp>
+#include <doctest/doctest.h>
+
+using namespace troupe;
+
+namespace {
+
+// Bytes of a message; two messages are equal when their bytes are.
+template <class message> std::vector<char> to_bytes(message& m) {
+  std::vector<char> bytes;
+  caf::binary_serializer out(nullptr, bytes);
+  REQUIRE_FALSE(out(m));
+  return bytes;
+}
+
+template <class message> message round_trip(message m) {
+  const auto bytes = to_bytes(m);
+  message back;
+  caf::binary_deserializer in(nullptr, bytes);
+  REQUIRE_FALSE(in(back));
+  CHECK(to_bytes(back) == bytes);
+  CHECK(bytes.size() > 0);
+  return back;
+}
+
+sampling_params params() {
+  sampling_params p;
+  p.temperature = 0.5F;
+  p.logit_bias = {{3, -1.5F}};
+  p.allowed_ids = {1, 2};
+  p.bad_words = {{4, 5}, {6}};
+  p.stop_ids = {7};
+  p.seed = ~uint64_t{0};
+  p.n_logprobs = 3;
+  p.suppress_reserved = false;
+  return p;
+}
+
+step_plan plan() {
+  step_plan p{4, 9, {}, {}, {}};
+  p.started.push_back({sequence_id{5}, 2, 77, {{3, 4, 5, 1}}, params(), "salt"});
+  p.rows.push_back({sequence_id{5}, 2, 12, {8, 9}, true});
+  p.ended.push_back({sequence_id{6}, -1});
+  return p;
+}
+
+} // namespace
+
+TEST_CASE("wire: admission") {
+  turn_admit t{turn_id{1}, {}};
+  t.sequences.push_back({t.turn, sequence_id{2}, -3, {1, 2, 3}, {{5, 6, 7, 0}}, 99, params(), "s"});
+  const auto back = round_trip(t);
+  CHECK(back.sequences.at(0).sampling.bad_words == params().bad_words);
+  CHECK(back.sequences.at(0).prompt == std::vector<int32_t>{1, 2, 3});
+  round_trip(turn_queued{turn_id{3}});
+  CHECK(round_trip(turn_refused{turn_id{3}, {429, "RateLimitError", "full", "p", 7}}).why.retry_after_s == 7);
+  const image_piece piece{{sequence_id{8}, sequence_id{9}}, 1, 2, 3, 4, 5, 6, 7, {1, 2, 255}};
+  const auto image = round_trip(piece);
+  CHECK(image.sequences == piece.sequences);
+  CHECK(image.bytes == piece.bytes);
+}
+
+TEST_CASE("wire: a step on its way round the ring") {
+  CHECK(round_trip(plan()).started.at(0).images.at(0).grid_w == 5);
+  const step_placed placed{plan(), {{sequence_id{5}, {block_id{3}, block_id{1}}}}, {{sequence_id{5}, 64}}};
+  CHECK(round_trip(placed).blocks.at(0).blocks == placed.blocks[0].blocks);
+  CHECK(round_trip(step_ready{placed, 1, "why"}).failure == "why");
+  step_result result{4, 9, {}, 123};
+  result.results.push_back({sequence_id{5}, {{7, -0.5F, {{8, -0.25F}}}}, 6, "f", 503});
+  const auto back = round_trip(result);
+  CHECK(back.results.at(0).tokens.at(0).best.at(0).logprob == -0.25F);
+  CHECK(back.results.at(0).status == 503);
+}
+
+TEST_CASE("wire: tokens, ends and side inputs") {
+  tokens_accepted t{3, {}};
+  t.sequences.push_back({sequence_id{1}, {{5, 0, {}}}, 2, 3, end_cause::length, "x", 400});
+  CHECK(round_trip(t).sequences.at(0).end == end_cause::length);
+  round_trip(turn_stopped{sequence_id{1}});
+  round_trip(stream_paused{turn_id{1}});
+  round_trip(stream_resumed{turn_id{1}});
+  round_trip(client_gone{turn_id{1}});
+  CHECK(round_trip(turn_failed{turn_id{1}, {408, "t", "m", "", 0}}).why.status == 408);
+  CHECK(round_trip(turn_ended{turn_id{1}, {1, 2, 3, 4}, "stop", 5, 6, 7}).usage.reasoning_tokens == 4);
+  CHECK(round_trip(drain_begin{true, "w"}).why == "w");
+  CHECK(round_trip(wiring{6, nullptr}).epoch == 6);
+  scheduler_status s;
+  s.n_ended = {1, 2, 3, 4, 5};
+  s.draining = true;
+  CHECK(round_trip(s).n_ended == s.n_ended);
+}
