@@ -11,6 +11,8 @@ namespace {
 // Long enough to bridge the gaps between the operations of a step, short enough to cost nothing when idle.
 constexpr auto spin_time = std::chrono::microseconds(30);
 
+constexpr int patient_spins = 2000;
+
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -44,7 +46,13 @@ void host_threads::run(int64_t n_items, call work, const void* context) {
   round_.store(round);
   round_.notify_all();
   take_items(round);
-  while (n_open_.load(std::memory_order_acquire) != 0) relax();
+  // Another thread is inside its last item: a microsecond or so, unless the host took its processor away.
+  for (int i = 0; n_open_.load(std::memory_order_acquire) != 0; ++i) {
+    if (i < patient_spins)
+      relax();
+    else
+      std::this_thread::yield();
+  }
 }
 
 void host_threads::take_items(uint32_t round) {
