@@ -70,6 +70,19 @@ void group_rows(moe_workspace& w, const host_expert_set& set, const tensor& ids,
   std::erase_if(w.batches, [](const auto& b) { return b.n_rows == 0; });
 }
 
+void add(vector_level level, float* y, const float* x, int64_t n) {
+  if (const row_kernels* kernels = row_kernels_of(level)) return kernels->add(y, x, n);
+  for (int64_t i = 0; i < n; ++i) y[i] += x[i];
+}
+
+// A few rows are not worth a second thread.
+template <class Work> void each_row(host_threads& threads, int64_t n_rows, const Work& work) {
+  constexpr int64_t item_rows = 16;
+  threads.for_each((n_rows + item_rows - 1) / item_rows, [&](int64_t item) {
+    for (int64_t r = item * item_rows; r < std::min((item + 1) * item_rows, n_rows); ++r) work(r);
+  });
+}
+
 void resize(std::vector<float>& v, int64_t n) {
   if (static_cast<int64_t>(v.size()) < n) v.resize(static_cast<size_t>(n));
 }
@@ -89,9 +102,10 @@ void experts_fast(vector_level level, host_threads& threads, moe_workspace& w, t
   resize(w.gate, n_places * width);
   resize(w.up, n_places * width);
   resize(w.down, n_places * dim);
-  for (int64_t i = 0; i < n_places; ++i)
+  each_row(threads, n_places, [&](int64_t i) {
     std::memcpy(w.x.data() + i * dim, x.f32() + w.rows[static_cast<size_t>(i)] * dim,
                 static_cast<size_t>(dim) * sizeof(float));
+  });
   const auto batch = [&](int64_t b) {
     const auto& of = w.batches[static_cast<size_t>(b)];
     return mlp{of.of->gate.get(),
@@ -112,13 +126,14 @@ void experts_fast(vector_level level, host_threads& threads, moe_workspace& w, t
     threads.for_each(n_batches * second_items,
                      [&](int64_t i) { second_half(level, batch(i / second_items), i % second_items); });
   }
-  for (int64_t r = 0; r < n_rows; ++r) {
+  const auto sum_row = [&](int64_t r) {
     float* row = y.f32() + r * dim;
     std::memset(row, 0, static_cast<size_t>(dim) * sizeof(float));
     for (int64_t j = 0; j < k; ++j)
       if (const int64_t place = w.places[static_cast<size_t>(r * k + j)]; place >= 0)
-        for (int64_t i = 0; i < dim; ++i) row[i] += w.down[static_cast<size_t>(place * dim + i)];
-  }
+        add(level, row, w.down.data() + place * dim, dim);
+  };
+  each_row(threads, n_rows, sum_row);
 }
 
 void gated_mlp_fast(vector_level level, host_threads& threads, moe_workspace& w, tensor y, tensor x, const matrix& gate,
@@ -132,8 +147,8 @@ void gated_mlp_fast(vector_level level, host_threads& threads, moe_workspace& w,
                  w.up.data(),    w.down.data(), nullptr,        n_rows};
   threads.for_each(n_items(*e.gate), [&](int64_t i) { first_half(level, e, i, limit); });
   threads.for_each(n_items(*e.down), [&](int64_t i) { second_half(level, e, i); });
-  float* out = y.f32();
-  for (int64_t i = 0; i < n_rows * down.out; ++i) out[i] += w.down[static_cast<size_t>(i)];
+  each_row(threads, n_rows,
+           [&](int64_t r) { add(level, y.f32() + r * down.out, w.down.data() + r * down.out, down.out); });
 }
 
 } // namespace troupe

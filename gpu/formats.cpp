@@ -12,12 +12,6 @@ namespace {
 
 constexpr float nan_f32 = std::numeric_limits<float>::quiet_NaN();
 
-// A small float format with `mantissa` bits below an exponent of bias `bias`; no special values.
-float small_to_f32(uint32_t exponent, uint32_t fraction, int mantissa, int bias) {
-  if (exponent == 0) return std::ldexp(static_cast<float>(fraction), 1 - bias - mantissa);
-  return std::ldexp(static_cast<float>(fraction | (1U << mantissa)), static_cast<int>(exponent) - bias - mantissa);
-}
-
 // |x| rounded to the grid of that format: a multiple of 2^(e - mantissa), e at least the lowest exponent.
 float round_to_grid(float magnitude, int mantissa, int lowest_exponent) {
   int e = 0;
@@ -94,8 +88,10 @@ uint16_t f32_to_f16(float x) {
 
 float e4m3_to_f32(uint8_t code) {
   if ((code & 0x7F) == 0x7F) return nan_f32;
-  const float magnitude = small_to_f32((code >> 3) & 15, code & 7, 3, 7);
-  return (code & 0x80) != 0 ? -magnitude : magnitude;
+  const uint32_t sign = static_cast<uint32_t>(code & 0x80) << 24, magnitude = code & 0x7F;
+  // An exponent of bias 7 and three bits; below the first exponent, steps of 2^-9.
+  if (magnitude >= 8) return std::bit_cast<float>(sign | ((magnitude << 20) + (120U << 23)));
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-9F));
 }
 
 uint8_t f32_to_e4m3(float x) {
@@ -113,7 +109,10 @@ uint8_t f32_to_e4m3(float x) {
 
 float e5m2_to_f32(uint8_t code) { return f16_to_f32(static_cast<uint16_t>(code << 8)); }
 
-float e8m0_to_f32(uint8_t code) { return code == 255 ? nan_f32 : std::ldexp(1.0F, code - 127); }
+float e8m0_to_f32(uint8_t code) {
+  if (code == 255) return nan_f32;
+  return std::bit_cast<float>(code == 0 ? 0x00400000U : static_cast<uint32_t>(code) << 23); // 2^-127 has no exponent
+}
 
 float e2m1_to_f32(uint8_t code) {
   constexpr float grid[16] = {0, .5F, 1, 1.5F, 2, 3, 4, 6, -0.0F, -.5F, -1, -1.5F, -2, -3, -4, -6};
