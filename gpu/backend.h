@@ -115,7 +115,7 @@ enum class quantiser : uint8_t {
   fp4_e8m0_32,
   fp4_e4m3_16
 };                                                          // model.md 2.7: QDQ_fp8, QDQ_fp4_e8m0_32, QDQ_fp4_e4m3_16
-enum class engram_format : uint8_t { fp8, mxint4, mxint3 }; // exl3.md 14.1, 14.3, 14.4
+enum class engram_format : uint8_t { fp8, mxint4, mxint3, bf16 }; // exl3.md 14.1, 14.3, 14.4; bf16: no scales
 
 // A captured sequence of operations with fixed arguments.
 class graph {

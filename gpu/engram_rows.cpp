@@ -16,6 +16,7 @@ int64_t code_bytes(engram_format format, int64_t width) {
   case engram_format::fp8: return width;
   case engram_format::mxint4: return width / 2;
   case engram_format::mxint3: return width * 3 / 8;
+  case engram_format::bf16: return width * 2;
   }
   TROUPE_CHECK(false, "every Engram format has a size");
 }
@@ -34,11 +35,16 @@ int signed_code(const uint8_t* codes, int64_t i, engram_format format) {
 } // namespace
 
 int64_t engram_record_bytes(engram_format format, int64_t width, int64_t block) {
-  return code_bytes(format, width) + width / block;
+  return code_bytes(format, width) + (format == engram_format::bf16 ? 0 : width / block);
 }
 
 void dequant_rows_host(tensor y, tensor records, engram_format format, int64_t width) {
   const int64_t n_bytes = records.shape[records.rank - 1], n_codes = code_bytes(format, width);
+  if (format == engram_format::bf16) {
+    TROUPE_CHECK(n_bytes == n_codes, "a record of plain numbers holds nothing else");
+    to_f32(y.f32(), tensor(records.data, dtype::bf16, {records.n_elements() / 2}), "Engram rows");
+    return;
+  }
   const int64_t n_scales = n_bytes - n_codes;
   TROUPE_CHECK(n_scales > 0 && width % n_scales == 0, "a record holds codes and whole blocks of scales");
   const int64_t block = width / n_scales;

@@ -27,7 +27,7 @@ struct found_matrix {
 
 // An Engram table: its files' tensors and how a row is read (exl3.md section 14).
 struct found_table {
-  const tensor_info *weight = nullptr, *scale = nullptr;
+  const tensor_info *weight = nullptr, *scale = nullptr; // no scale: plain BF16 rows
   engram_format format = engram_format::fp8;
   int64_t rows = 0, width = 0;
   int64_t record_bytes = 0; // codes then scales

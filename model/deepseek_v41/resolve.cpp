@@ -184,6 +184,12 @@ found_table resolver::table(const std::string& stem, int64_t rows, int64_t width
   t.width = width;
   t.weight = use(stem + ".weight");
   t.scale = use(stem + ".scale");
+  if (t.weight != nullptr && t.scale == nullptr && t.weight->type == dtype::bf16) {
+    fits(t.weight, "BF16 " + shape_text({rows, width}), has_shape(t.weight, {rows, width}));
+    t.format = engram_format::bf16;
+    t.record_bytes = 2 * width;
+    return t;
+  }
   if (t.weight == nullptr || t.scale == nullptr) {
     missing_ = t.weight == nullptr && t.scale == nullptr;
     fail(stem, "a table of " + shape_text({rows, width}), "no .weight and .scale");

@@ -13,6 +13,7 @@ namespace troupe::deepseek_v41 {
 namespace {
 
 constexpr unsigned reads_in_flight = 64;
+constexpr uint64_t plain_bytes = uint64_t{1} << 30;      // largest BF16 table; such tables are for tests
 constexpr uint64_t in_memory_bytes = uint64_t{64} << 20; // a table up to this size is served from memory
 
 bool is_nan_e4m3(std::byte b) { return (b & std::byte{0x7F}) == std::byte{0x7F}; }
@@ -36,11 +37,30 @@ engram_tables::engram_tables(const checkpoint& from, std::vector<int32_t> token_
   hash_ = std::make_unique<engram_hash>(c, compressed(c.engram.pad_id));
   for (int32_t slot = 0; slot < static_cast<int32_t>(c.engram.layers.size()); ++slot) {
     const found_table t = from.table_at(slot);
-    tables_.push_back({row_store(from.files(), *t.weight, *t.scale,
-                                 {.n_reads_in_flight = reads_in_flight, .cache_budget_bytes = in_memory_bytes}),
-                       t, t.weight->name});
+    tables_.push_back(open(from, t));
     bytes_per_token_ += own_columns_ * t.record_bytes;
   }
+}
+
+engram_tables::table engram_tables::open(const checkpoint& from, const found_table& t) {
+  table opened{{}, {}, t, t.weight->name};
+  if (t.scale != nullptr) {
+    opened.rows.emplace(from.files(), *t.weight, *t.scale,
+                        row_store_config{.n_reads_in_flight = reads_in_flight, .cache_budget_bytes = in_memory_bytes});
+    return opened;
+  }
+  if (t.weight->size_bytes > plain_bytes)
+    throw checkpoint_error(t.weight->name + ": expected a table of at most " + std::to_string(plain_bytes) +
+                           " bytes in BF16, found " + std::to_string(t.weight->size_bytes));
+  opened.plain = from.files().read(*t.weight);
+  return opened;
+}
+
+void engram_tables::read_rows(table& t, std::span<const int64_t> ids, std::span<std::byte> records) {
+  if (t.rows) return t.rows->read(ids, records);
+  const auto bytes = static_cast<size_t>(t.form.record_bytes);
+  for (size_t i = 0; i < ids.size(); ++i)
+    std::memcpy(records.data() + i * bytes, t.plain.data() + static_cast<size_t>(ids[i]) * bytes, bytes);
 }
 
 int32_t engram_tables::compressed(int32_t token) const {
@@ -101,7 +121,7 @@ void engram_tables::read(std::span<const sequence_rows> sequences, std::span<std
       ids_.insert(ids_.end(), from, from + own_columns_);
     }
     batch_.resize(ids_.size() * bytes);
-    t.rows.read(ids_, batch_);
+    read_rows(t, ids_, batch_);
     for (size_t i = 0; i < ids_.size(); ++i) check_record(t, ids_[i], std::span(batch_).subspan(i * bytes, bytes));
     for (size_t r = 0; r < n_rows; ++r)
       std::memcpy(records.data() + r * static_cast<size_t>(bytes_per_token_) + offset, batch_.data() + r * own * bytes,
@@ -112,7 +132,8 @@ void engram_tables::read(std::span<const sequence_rows> sequences, std::span<std
 
 // A row that holds no number fails the request; it is never served as zero (exl3.md 14.1).
 void engram_tables::check_record(const table& t, int64_t id, std::span<const std::byte> record) const {
-  const size_t codes = t.rows.weight_bytes();
+  if (!t.rows) return;
+  const size_t codes = t.rows->weight_bytes();
   const bool fp8 = t.form.format == engram_format::fp8;
   bool bad = fp8 && std::any_of(record.begin(), record.begin() + static_cast<std::ptrdiff_t>(codes), is_nan_e4m3);
   for (const std::byte scale : record.subspan(codes))

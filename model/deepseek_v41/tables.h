@@ -8,6 +8,7 @@
 #include "storage/row_store.h"
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,11 +29,14 @@ public:
 
 private:
   struct table {
-    row_store rows;
+    std::optional<row_store> rows; // empty for plain BF16 tables, which are kept in memory
+    std::vector<std::byte> plain;
     found_table form;
     std::string name;
   };
 
+  static table open(const checkpoint&, const found_table&);
+  static void read_rows(table&, std::span<const int64_t> ids, std::span<std::byte> records);
   void extend_history(const sequence_rows&);
   int32_t compressed(int32_t token) const;
   void check_record(const table&, int64_t id, std::span<const std::byte> record) const;
