@@ -56,6 +56,7 @@ void call_block::text(std::string_view text, event_sink& out) {
     } else {
       if (n_calls() == 0) raw_ += text[0];
       step(text[0], out);
+      if (is_closed_ && n_calls() == 0 && text[0] != '>') raw_.pop_back(); // it only showed that the tag had ended
       text.remove_prefix(1);
     }
   }

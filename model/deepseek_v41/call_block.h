@@ -4,9 +4,9 @@
 #include "model/deepseek_v41/call_builder.h"
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace troupe {

@@ -1,7 +1,7 @@
 // Prompt rendering from ready-made input, marker ids and start-up checks. The golden requests run through net/openai.
 #include "model/deepseek_v41/chat.h"
 
-#include "parser_feed.h"
+#include "tests/model/parser_feed.h"
 
 #include <doctest/doctest.h>
 

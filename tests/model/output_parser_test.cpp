@@ -1,7 +1,7 @@
 // Output parser: golden cases in every grouping, and properties of streams in general.
 #include "model/deepseek_v41/output_parser.h"
 
-#include "parser_feed.h"
+#include "tests/model/parser_feed.h"
 
 #include <algorithm>
 #include <chrono>
@@ -79,57 +79,16 @@ parsed expected_of(element c) {
   return p;
 }
 
+// Whole, by character, by byte, cut in two at every byte, and at random bytes; markers stay whole.
 std::vector<units> all_groupings(const units& whole, std::mt19937& rng, int n_random) {
-  const units chars = characters(whole);
-  std::vector<units> all{whole, chars};
-  for (size_t at = 1; at < chars.size(); ++at) all.push_back(grouped(chars, [&](size_t i) { return i == at; }));
+  const units bytes = split(whole, false);
+  std::vector<units> all{whole, split(whole, true), bytes};
+  for (size_t at = 1; at < bytes.size(); ++at) all.push_back(grouped(bytes, [&](size_t i) { return i == at; }));
   for (int k = 0; k < n_random; ++k) {
     const unsigned one_in = 1 + rng() % 12;
-    all.push_back(grouped(chars, [&](size_t) { return rng() % one_in == 0; }));
+    all.push_back(grouped(bytes, [&](size_t) { return rng() % one_in == 0; }));
   }
   return all;
-}
-
-unit marker(std::string_view content) { return {std::string(content), true}; }
-
-// Builds output text of calls the way the model writes it.
-struct writer {
-  units out;
-  void text(const std::string& s) {
-    if (s.empty()) return;
-    if (out.empty() || out.back().is_marker)
-      out.push_back({s, false});
-    else
-      out.back().text += s;
-  }
-  void tag(const std::string& before, const std::string& after) {
-    text(before), out.push_back(marker(chat_text::dsml)), text(after);
-  }
-  void open_block() { tag("\n\n<", " calls>\n"); }
-  void close_block() { tag("</", " calls>"); }
-  void open_call(const std::string& name) { tag("<", " invoke name=\"" + name + "\">\n"); }
-  void close_call() { tag("</", " invoke>\n"); }
-  void parameter(const std::string& key, bool is_string, const std::string& value) {
-    tag("<", " parameter name=\"" + key + "\" string=\"" + (is_string ? "true" : "false") + "\">");
-    text(value), tag("</", " parameter>\n");
-  }
-};
-
-parser_options with_tools() {
-  parser_options o;
-  o.tools_active = true;
-  o.tools.push_back({"f", "", {{"a", parameter_type::string}, {"n", parameter_type::integer}}});
-  o.tools.push_back({"ping", "", {}});
-  return o;
-}
-
-std::string random_value(std::mt19937& rng) {
-  static const std::vector<std::string> parts{
-      "x", " ", "\n", "<", "</", "<b>",  "\"",     "\\",     "\u4E2D",          "\U0001F600",
-      "{", "}", ":",  "/", "\t", "\x01", "</div>", "calls>", "\uFF5CDSML\uFF5C"};
-  std::string s;
-  for (unsigned n = rng() % 12; n-- > 0;) s += parts[rng() % parts.size()];
-  return s;
 }
 
 } // namespace
@@ -227,6 +186,17 @@ TEST_CASE("output_parser: golden stop strings cut the content in every grouping"
   CHECK(n == 18);
 }
 
+TEST_CASE("output_parser: markup inside reasoning stays there when the request has no tools") {
+  writer w;
+  w.text("Need data."), w.open_block(), w.open_call("ping"), w.close_call(), w.close_block();
+  parser_options o;
+  o.start = parser_start::reasoning;
+  const parsed p = run(chunk_vocabulary({w.out}), w.out, o, output_parser::ending::stop);
+  CHECK(p.reasoning.starts_with("Need data.\n\n<"));
+  CHECK(p.content.empty());
+  CHECK(p.calls.empty());
+}
+
 TEST_CASE("output_parser: stop strings act on content only") {
   writer w;
   w.text("Question: is it?"), w.out.push_back(marker(chat_text::think_end)), w.text("42 Question: x");
@@ -284,89 +254,6 @@ TEST_CASE("output_parser: a cut character becomes one replacement character, bef
   const chunk_vocabulary v(std::vector<units>{});
   const units list{{"\xF0", false}, {"\x9F", false}, marker(chat_text::user), {"\xE2", false}, {"\x82", false}};
   CHECK(run(v, list, {}, output_parser::ending::stop).content == "\uFFFD<\uFF5CUser\uFF5C>\uFFFD");
-}
-
-TEST_CASE("output_parser: two calls cut at any token keep complete calls and never show markup in arguments") {
-  writer w;
-  w.text("ok"), w.open_block();
-  for (const char* a : {"first", "second"})
-    w.open_call("f"), w.parameter("a", true, a), w.parameter("n", false, "1"), w.close_call();
-  w.close_block();
-  const units chars = characters(w.out);
-  const chunk_vocabulary v({chars});
-  for (size_t n = 0; n <= chars.size(); ++n) {
-    const units part(chars.begin(), chars.begin() + static_cast<std::ptrdiff_t>(n));
-    const parsed cut = run(v, part, with_tools(), output_parser::ending::length);
-    const parsed ended = run(v, part, with_tools(), output_parser::ending::stop);
-    REQUIRE(cut.calls.size() == ended.calls.size());
-    for (size_t i = 0; i < cut.calls.size(); ++i) {
-      CHECK(ended.calls[i].arguments.starts_with(cut.calls[i].arguments));
-      CHECK(kind_of_json(ended.calls[i].arguments) == json_kind::object);
-      CHECK(ended.calls[i].arguments.find("DSML") == std::string::npos);
-    }
-    if (!cut.calls.empty()) CHECK(cut.content == "ok");
-    if (cut.calls.size() == 2) CHECK(cut.calls[0].arguments == "{\"a\": \"first\", \"n\": 1}");
-  }
-}
-
-TEST_CASE("output_parser: random calls come back as they were written, in any grouping" * doctest::test_suite("slow")) {
-  std::mt19937 rng(40801);
-  for (int k = 0; k < 10000; ++k) {
-    writer w;
-    parsed want;
-    want.content = "Text " + std::to_string(k) + (rng() % 2 ? "\n" : "") + ".";
-    w.text(want.content), w.open_block();
-    for (unsigned n = 1 + rng() % 4; n-- > 0;) {
-      std::string arguments;
-      w.open_call("g");
-      for (unsigned p = rng() % 4; p > 0; --p) {
-        const std::string key = "k" + std::to_string(p), value = random_value(rng);
-        w.parameter(key, true, value);
-        arguments += (arguments.empty() ? "{\"" : ", \"") + key + "\": \"";
-        append_json_escaped(arguments, value);
-        arguments += '"';
-      }
-      w.close_call();
-      want.calls.push_back({"g", arguments.empty() ? "{}" : arguments + "}"});
-    }
-    w.close_block();
-    const units chars = characters(w.out);
-    const unsigned one_in = 1 + rng() % 12;
-    const units random = grouped(chars, [&](size_t) { return rng() % one_in == 0; });
-    const chunk_vocabulary v({w.out, chars, random});
-    for (const units& list : {w.out, chars, random}) {
-      const parsed got = run(v, list, with_tools(), output_parser::ending::stop);
-      REQUIRE(got.content == want.content);
-      REQUIRE(got.calls == want.calls);
-      REQUIRE(got.n_errors == 0);
-    }
-  }
-}
-
-TEST_CASE("output_parser: mutated blocks always end normally and are counted" * doctest::test_suite("slow")) {
-  writer w;
-  w.text("go"), w.open_block(), w.open_call("f"), w.parameter("a", true, "v"), w.parameter("n", false, "2");
-  w.close_call(), w.open_call("ping"), w.close_call(), w.close_block();
-  const units good = characters(w.out);
-  const chunk_vocabulary v({good});
-  std::mt19937 rng(3560);
-  uint64_t n_errors = 0;
-  for (int k = 0; k < 50000; ++k) {
-    units list = good;
-    for (unsigned m = 1 + rng() % 3; m-- > 0 && !list.empty();) {
-      const auto at = static_cast<std::ptrdiff_t>(rng() % list.size());
-      switch (rng() % 4) {
-      case 0: list.erase(list.begin() + at); break;
-      case 1: std::swap(list[static_cast<size_t>(at)], list[rng() % list.size()]); break;
-      case 2: list.insert(list.begin() + at, list[rng() % list.size()]); break;
-      default: list.resize(static_cast<size_t>(at)); break;
-      }
-    }
-    const parsed p = run(v, list, with_tools(), output_parser::ending::stop);
-    n_errors += p.n_errors;
-    for (const auto& call : p.calls) REQUIRE(kind_of_json(call.arguments) == json_kind::object);
-  }
-  CHECK(n_errors > 10000);
 }
 
 TEST_CASE("output_parser: an ordinary token costs well under a microsecond") {

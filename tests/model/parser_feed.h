@@ -1,10 +1,10 @@
 // Feeds the output parser text in any grouping: a vocabulary is made in which each group is one token.
 #pragma once
 
-#include "golden_chat.h"
 #include "model/deepseek_v41/chat_constants.h"
 #include "model/deepseek_v41/json_text.h"
 #include "model/deepseek_v41/output_parser.h"
+#include "tests/model/golden_chat.h"
 
 #include <map>
 #include <random>
@@ -68,8 +68,8 @@ private:
   std::map<std::string, int32_t> text_ids_, marker_ids_;
 };
 
-// One unit a character, markers whole.
-inline units characters(const units& list) {
+// One unit a byte or a character, markers whole.
+inline units split(const units& list, bool keeps_characters) {
   units out;
   for (const unit& u : list) {
     if (u.is_marker) {
@@ -77,7 +77,7 @@ inline units characters(const units& list) {
       continue;
     }
     for (const char c : u.text) {
-      const bool continues = (static_cast<uint8_t>(c) & 0xC0) == 0x80;
+      const bool continues = keeps_characters && (static_cast<uint8_t>(c) & 0xC0) == 0x80;
       if (continues && !out.empty() && !out.back().is_marker)
         out.back().text += c;
       else
@@ -86,6 +86,7 @@ inline units characters(const units& list) {
   }
   return out;
 }
+inline units characters(const units& list) { return split(list, true); }
 
 // Joins neighbouring text units wherever `cut` does not say that a new group begins at that index.
 template <class Cut> units grouped(const units& list, Cut&& cut) {
@@ -96,6 +97,39 @@ template <class Cut> units grouped(const units& list, Cut&& cut) {
     else
       out.push_back(list[i]);
   return out;
+}
+
+inline unit marker(std::string_view content) { return {std::string(content), true}; }
+
+// Builds output text of calls the way the model writes it.
+struct writer {
+  units out;
+  void text(const std::string& s) {
+    if (s.empty()) return;
+    if (out.empty() || out.back().is_marker)
+      out.push_back({s, false});
+    else
+      out.back().text += s;
+  }
+  void tag(const std::string& before, const std::string& after) {
+    text(before), out.push_back(marker(chat_text::dsml)), text(after);
+  }
+  void open_block() { tag("\n\n<", " calls>\n"); }
+  void close_block() { tag("</", " calls>"); }
+  void open_call(const std::string& name) { tag("<", " invoke name=\"" + name + "\">\n"); }
+  void close_call() { tag("</", " invoke>\n"); }
+  void parameter(const std::string& key, bool is_string, const std::string& value) {
+    tag("<", " parameter name=\"" + key + "\" string=\"" + (is_string ? "true" : "false") + "\">");
+    text(value), tag("</", " parameter>\n");
+  }
+};
+
+inline parser_options with_tools() {
+  parser_options o;
+  o.tools_active = true;
+  o.tools.push_back({"f", "", {{"a", parameter_type::string}, {"n", parameter_type::integer}}});
+  o.tools.push_back({"ping", "", {}});
+  return o;
 }
 
 struct parsed {

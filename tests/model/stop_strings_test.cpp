@@ -1,7 +1,7 @@
 // Stop strings: golden cases at every cut, and agreement with a plain search.
 #include "model/stop_strings.h"
 
-#include "golden_chat.h"
+#include "tests/model/golden_chat.h"
 
 #include <doctest/doctest.h>
 #include <random>

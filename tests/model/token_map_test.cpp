@@ -1,7 +1,7 @@
 // Engram's compressed ids: golden normalisations and the whole map of two tokenizers.
 #include "model/deepseek_v41/token_map.h"
 
-#include "golden_chat.h"
+#include "tests/model/golden_chat.h"
 
 #include <algorithm>
 #include <array>

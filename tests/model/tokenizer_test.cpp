@@ -1,8 +1,8 @@
 // Tokenizer: golden ids both ways, properties, and refusals of files it does not implement.
 #include "model/tokenizer.h"
 
-#include "golden_chat.h"
 #include "model/chat_types.h"
+#include "tests/model/golden_chat.h"
 
 #include <chrono>
 #include <doctest/doctest.h>

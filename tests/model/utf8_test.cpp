@@ -1,7 +1,7 @@
 // UTF-8 stream: golden cases with the real tokenizer's bytes, and every split of random bytes.
 #include "model/utf8_stream.h"
 
-#include "golden_chat.h"
+#include "tests/model/golden_chat.h"
 
 #include <doctest/doctest.h>
 #include <random>
