@@ -29,6 +29,7 @@ constexpr int64_t n_lanes = HWY_TARGET == HWY_AVX3 ? 16 : 8;
 // dot[j] = q . keys[j].
 template <int Keys> HWY_INLINE void dots(const float* q, const float* const* keys, int64_t dim, float* dot) {
   lanes16 sum[Keys];
+#pragma GCC unroll 4
   for (int j = 0; j < Keys; ++j) sum[j] = zero16();
   int64_t i = 0;
   for (; i + 16 <= dim; i += 16) {
@@ -38,10 +39,14 @@ template <int Keys> HWY_INLINE void dots(const float* q, const float* const* key
   }
   if (i < dim) {
     const lanes16 x = load16(q + i, dim - i);
+#pragma GCC unroll 4
     for (int j = 0; j < Keys; ++j) fma16(x, load16(keys[j] + i, dim - i), sum[j]);
   }
+  if constexpr (Keys == 4)
+    sum16_of_four(sum, dot);
+  else
 #pragma GCC unroll 4
-  for (int j = 0; j < Keys; ++j) dot[j] = sum16(sum[j]);
+    for (int j = 0; j < Keys; ++j) dot[j] = sum16(sum[j]);
 }
 
 HWY_INLINE void all_dots(const float* q, const float* const* keys, int64_t n, int64_t dim, float* dot) {

@@ -159,11 +159,19 @@ void attention_fast(fast_context& c, const attention_args& a, const step_rows& r
 }
 
 void select_entries_fast(fast_context& c, const index_args& a, const step_rows& rows) {
-  const auto select = [&](int64_t r) { select_row(c.heads.index_scores, a, rows, r); };
-  if (a.q.rows() < 4) {
-    for (int64_t r = 0; r < a.q.rows(); ++r) select(r);
-  } else
-    c.threads.for_each(a.q.rows(), select);
+  const index_scores_form whole = c.heads.index_scores;
+  if (a.q.rows() >= 2 * c.threads.size())
+    return c.threads.for_each(a.q.rows(), [&](int64_t r) { select_row(whole, a, rows, r); });
+  // Few rows: the keys of a row are shared instead.
+  constexpr int64_t item_keys = 128;
+  const index_scores_form shared = [&](float* score, const float* q, const float* weight, int64_t heads, int64_t dim,
+                                       const float* const* keys, int64_t n) {
+    c.threads.for_each((n + item_keys - 1) / item_keys, [&](int64_t item) {
+      const int64_t first = item * item_keys;
+      whole(score + first, q, weight, heads, dim, keys + first, std::min(item_keys, n - first));
+    });
+  };
+  for (int64_t r = 0; r < a.q.rows(); ++r) select_row(shared, a, rows, r);
 }
 
 void route_fast(fast_context& c, tensor ids, tensor weights, tensor x, const matrix& gate, tensor bias, tensor bias_vl,

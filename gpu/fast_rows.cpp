@@ -165,7 +165,67 @@ void mix_lanes(const mix_args& a, const float* z, int64_t first, int64_t n) {
   }
 }
 
+using four = hn::CappedTag<float, 4>;
+
+HWY_INLINE void transpose(hn::Vec<four>* v) {
+  const four d;
+  const auto low01 = hn::InterleaveLower(d, v[0], v[1]), low23 = hn::InterleaveLower(d, v[2], v[3]);
+  const auto high01 = hn::InterleaveUpper(d, v[0], v[1]), high23 = hn::InterleaveUpper(d, v[2], v[3]);
+  v[0] = hn::ConcatLowerLower(d, low23, low01);
+  v[1] = hn::ConcatUpperUpper(d, low23, low01);
+  v[2] = hn::ConcatLowerLower(d, high23, high01);
+  v[3] = hn::ConcatUpperUpper(d, high23, high01);
+}
+
+// Divides every lane of the four vectors by their sum plus eps.
+HWY_INLINE void normalise_four(hn::Vec<four>* v, float eps) {
+  const four d;
+  const auto sum = hn::Add(hn::Add(hn::Add(v[0], v[1]), v[2]), v[3]);
+  const auto by = hn::Add(sum, hn::Set(d, eps));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) v[i] = hn::Div(v[i], by);
+}
+
+// One row of a 4 x 4 mix: the matrix in four vectors, turned between rows and columns.
+void mix_four(const mix_args& a, const float* z, int64_t row) {
+  const four d;
+  const float* v = a.h.f32() + row * a.h.row_elements();
+  const auto width = a.h.row_elements();
+  const float by = 1.0F / std::sqrt(dot16(v, v, width) / static_cast<float>(width) + a.eps);
+  hn::Vec<four> c[6];
+#pragma GCC unroll 6
+  for (int i = 0; i < 6; ++i) {
+    const auto scaled = hn::Mul(hn::LoadU(d, z + row * 24 + 4 * i), hn::Set(d, by));
+    c[i] = hn::Add(hn::Mul(scaled, hn::Set(d, a.scale.f32()[std::min(i, 2)])), hn::LoadU(d, a.base.f32() + 4 * i));
+  }
+  const auto one = hn::Set(d, 1.0F);
+  for (int i = 0; i < 2; ++i) c[i] = hn::Div(one, hn::Add(one, exp_vector(d, hn::Neg(c[i]))));
+  hn::StoreU(hn::Add(c[0], hn::Set(d, a.hc_eps)), d, a.pre.f32() + row * 4);
+  hn::StoreU(hn::Mul(hn::Set(d, 2.0F), c[1]), d, a.post.f32() + row * 4);
+
+  auto* m = c + 2;
+  transpose(m); // vector k, lane j
+  auto top = m[0];
+  for (int k = 1; k < 4; ++k) top = hn::IfThenElse(hn::Lt(top, m[k]), m[k], top);
+  for (int k = 0; k < 4; ++k) m[k] = exp_vector(d, hn::Sub(m[k], top));
+  const auto sum = hn::Add(hn::Add(hn::Add(m[0], m[1]), m[2]), m[3]);
+  for (int k = 0; k < 4; ++k) m[k] = hn::Add(hn::Div(m[k], sum), hn::Set(d, a.hc_eps));
+  transpose(m);
+  normalise_four(m, a.hc_eps);
+  for (int i = 1; i < a.iterations; ++i) {
+    transpose(m);
+    normalise_four(m, a.hc_eps);
+    transpose(m);
+    normalise_four(m, a.hc_eps);
+  }
+  for (int j = 0; j < 4; ++j) hn::StoreU(m[j], d, a.comb.f32() + row * 16 + 4 * j);
+}
+
 void mix_rows(const mix_args& a, float* z, int64_t first, int64_t n) {
+  if (a.pre.shape[1] == 4 && n <= n_lanes / 4) {
+    for (int64_t r = first; r < first + n; ++r) mix_four(a, z, r);
+    return;
+  }
   for (int64_t r = 0; r < n; r += n_lanes) mix_lanes(a, z, first + r, std::min(n_lanes, n - r));
 }
 

@@ -65,7 +65,7 @@ std::vector<int32_t> best_blocks(const std::vector<float>& score, int64_t visibl
 
 } // namespace
 
-void select_row(index_scores_form scores_of, const index_args& a, const step_rows& rows, int64_t r) {
+void select_row(const index_scores_form& scores_of, const index_args& a, const step_rows& rows, int64_t r) {
   thread_local std::vector<float> score, listed_score;
   thread_local std::vector<int32_t> chosen, scored;
   thread_local std::vector<const float*> keys;
@@ -111,7 +111,8 @@ void select_row(index_scores_form scores_of, const index_args& a, const step_row
 }
 
 void select_entries_host(const index_args& a, const step_rows& rows) {
-  for (int64_t r = 0; r < a.q.rows(); ++r) select_row(index_scores, a, rows, r);
+  const index_scores_form form = index_scores;
+  for (int64_t r = 0; r < a.q.rows(); ++r) select_row(form, a, rows, r);
 }
 
 } // namespace troupe

@@ -3,6 +3,8 @@
 
 #include "gpu/backend.h"
 
+#include <functional>
+
 namespace troupe {
 
 // See index_args. All f32 | equal scores: the lower entry first | scratch: thread local and reused.
@@ -10,8 +12,8 @@ void select_entries_host(const index_args&, const step_rows&);
 
 // One row of it with another form of the scores: score[i] of keys[i], i < n, q (heads, dim), weight (heads); a score
 // that is no number is minus infinity. Rows are independent and may run on several threads.
-using index_scores_form = void (*)(float* score, const float* q, const float* weight, int64_t heads, int64_t dim,
-                                   const float* const* keys, int64_t n);
-void select_row(index_scores_form, const index_args&, const step_rows&, int64_t r);
+using index_scores_form = std::function<void(float* score, const float* q, const float* weight, int64_t heads,
+                                             int64_t dim, const float* const* keys, int64_t n)>;
+void select_row(const index_scores_form&, const index_args&, const step_rows&, int64_t r);
 
 } // namespace troupe

@@ -88,7 +88,7 @@ TEST_CASE("fast_ops: the norm has the bits of the twin for widths with and witho
 
 TEST_CASE("fast_ops: streams mix, fold, expand and average with the bits of the twin") {
   for (int64_t m : {4, 3})
-    for (int64_t rows : {1, 2, 17, 140}) {
+    for (int64_t rows : {1, 2, 5, 17, 140}) {
       const int64_t dim = 72;
       std::mt19937 random(5);
       std::normal_distribution<float> d(0, 0.3F);
