@@ -1,158 +1,9 @@
 // The model against its golden cases: every listed intermediate, chunk sizes, decode, drafts, tail, one rank and two.
-#include "tests/model/golden_case.h"
-#include "tests/near.h"
+#include "tests/model/golden_compare.h"
 
 using namespace golden;
 
 namespace {
-
-struct bounds {
-  double strict = 0; // > 0: every element within this; 0: rows_within(loose_rows, 0.95) and rms
-  double loose_rows = 2e-3, rms = 5e-3, share = 0.95;
-};
-constexpr bounds exact_bounds{.strict = 1e-4};
-constexpr bounds rounded_bounds{};
-
-// Compares what a run saw with an expected file; rows of a golden tensor are picked by position.
-class comparison {
-public:
-  comparison(expected_file& want, const capture& got, const config& c, bounds b)
-      : want_(want), got_(got), c_(c), b_(b) {}
-
-  void near(const std::string& name, std::span<const float> got) {
-    const std::vector<float> want = want_.floats(name);
-    INFO(name);
-    REQUIRE(got.size() == want.size());
-    const size_t width =
-        static_cast<size_t>(want.size()) / static_cast<size_t>(std::max<int64_t>(want_.shape(name)[0], 1));
-    if (b_.strict > 0) {
-      CHECK(test::relative_error(got, want) <= b_.strict);
-      return;
-    }
-    CHECK(test::rows_within(got, want, width, b_.loose_rows) >= b_.share);
-    CHECK(test::rms_error(got, want) < b_.rms);
-  }
-  const captured_tensor& seen(const std::string& name, int32_t layer) const {
-    const auto at = got_.find({layer, name});
-    REQUIRE_MESSAGE(at != got_.end(), name);
-    return at->second;
-  }
-  std::vector<float> rows(const std::string& name, int32_t layer, std::span<const int32_t> positions) const {
-    const captured_tensor& t = seen(name, layer);
-    std::vector<float> v;
-    for (const int32_t p : positions) v.insert(v.end(), t.row(p).begin(), t.row(p).end());
-    return v;
-  }
-  void rows_near(const std::string& name, const std::string& seen_name, int32_t layer,
-                 std::span<const int32_t> positions) {
-    if (want_.has(name)) near(name, rows(seen_name, layer, positions));
-  }
-  // Lists of numbers, -1 for none, compared as sets row by row.
-  void sets_equal(const std::string& name, std::span<const float> got, int64_t got_width) {
-    if (!want_.has(name)) return;
-    const std::vector<int32_t> want = want_.ints(name);
-    const int64_t n = want_.shape(name)[0], width = want_.shape(name)[1];
-    int64_t equal = 0;
-    for (int64_t r = 0; r < n; ++r) {
-      std::set<int32_t> a, b;
-      for (int64_t i = 0; i < got_width; ++i)
-        a.insert(static_cast<int32_t>(got[static_cast<size_t>(r * got_width + i)]));
-      for (int64_t i = 0; i < width; ++i) b.insert(want[static_cast<size_t>(r * width + i)]);
-      a.erase(-1);
-      b.erase(-1);
-      equal += a == b ? 1 : 0;
-    }
-    INFO(name);
-    if (b_.strict > 0)
-      CHECK(equal == n);
-    else
-      CHECK(static_cast<double>(equal) >= b_.share * static_cast<double>(n));
-  }
-  void layer(int32_t l, std::span<const int32_t> positions, std::span<const int32_t> stream_positions);
-
-private:
-  void selection(int32_t l, const std::string& p, std::span<const int32_t> positions);
-  void experts(int32_t l, const std::string& p);
-
-  expected_file& want_;
-  const capture& got_;
-  const config& c_;
-  bounds b_;
-};
-
-void comparison::layer(int32_t l, std::span<const int32_t> positions, std::span<const int32_t> stream_positions) {
-  const std::string p = "layer" + std::to_string(l) + ".";
-  for (const char* name : {"engram_gate", "attn_in", "attn_out", "moe_out", "hc_attn_pre", "hc_attn_post",
-                           "hc_attn_comb", "stream_mid", "ffn_in", "qr", "q", "attn_o", "kv", "index_q", "index_w"})
-    rows_near(p + name, name, l, positions);
-  for (const char* name : {"engram_out", "stream", "hc_ffn_pre"}) rows_near(p + name, name, l, stream_positions);
-  if (want_.has(p + "groups")) {
-    const int32_t ratio = static_cast<int32_t>(c_.role(l).ratio);
-    std::vector<int32_t> ends = want_.ints(p + "groups"), some;
-    for (int32_t& e : ends) e = e * ratio + ratio - 1;
-    rows_near(p + "comp", "comp", l, ends);
-    rows_near(p + "index_k", "index_k", l, ends);
-    const auto stride = ends.size() / static_cast<size_t>(want_.shape(p + "latent")[0]) >= 7 ? size_t{8} : size_t{1};
-    for (size_t i = 0; i < ends.size(); i += stride) some.push_back(ends[i]);
-    rows_near(p + "latent", "latent", l, some);
-  }
-  selection(l, p, positions);
-  experts(l, p);
-}
-
-void comparison::selection(int32_t l, const std::string& p, std::span<const int32_t> positions) {
-  if (want_.has(p + "index_topk")) {
-    const captured_tensor& t = seen("index_topk", l);
-    sets_equal(p + "index_topk", t.values, t.width);
-  }
-  if (want_.has(p + "index_score")) {
-    const int64_t n = want_.shape(p + "index_score")[1];
-    std::vector<float> got;
-    for (const int32_t r : positions) {
-      const auto row = seen("index_score", l).row(r).first(static_cast<size_t>(n));
-      got.insert(got.end(), row.begin(), row.end());
-    }
-    near(p + "index_score", got);
-  }
-  if (!want_.has(p + "candidates")) return;
-  const int64_t n = want_.shape(p + "candidates")[1], size = c_.candidate_block_size;
-  std::vector<float> mask(positions.size() * static_cast<size_t>(n));
-  for (size_t r = 0; r < positions.size(); ++r)
-    for (const float block : seen("candidates", l).row(positions[r])) {
-      const int64_t first = static_cast<int64_t>(block) * size;
-      for (int64_t e = first; block >= 0 && e < std::min(first + size, n); ++e)
-        mask[r * static_cast<size_t>(n) + static_cast<size_t>(e)] = 1;
-    }
-  near(p + "candidates", mask);
-}
-
-void comparison::experts(int32_t l, const std::string& p) {
-  if (!want_.has(p + "moe_ids")) return;
-  const captured_tensor& ids = seen("moe_ids", l);
-  sets_equal(p + "moe_ids", ids.values, ids.width);
-  if (!want_.has(p + "moe_w")) return;
-  const captured_tensor& weights = seen("moe_w", l);
-  // Weights in ascending order of their experts, on both sides.
-  const auto by_id = [&](std::span<const float> id, std::span<const float> w) {
-    std::vector<float> sorted;
-    const size_t k = static_cast<size_t>(ids.width);
-    for (size_t r = 0; r < id.size() / k; ++r) {
-      std::map<float, float> row;
-      for (size_t i = 0; i < k; ++i) row[id[r * k + i]] = w[r * k + i];
-      for (const auto& [e, v] : row) sorted.push_back(v);
-    }
-    return sorted;
-  };
-  const std::vector<float> want = by_id(want_.floats(p + "moe_ids"), want_.floats(p + "moe_w"));
-  const std::vector<float> got =
-      by_id(std::span(ids.values).first(want.size()), std::span(weights.values).first(want.size()));
-  INFO(p);
-  REQUIRE(got.size() == want.size());
-  if (b_.strict > 0)
-    CHECK(test::relative_error(got, want) <= b_.strict);
-  else
-    CHECK(test::rows_within(got, want, static_cast<size_t>(ids.width), b_.loose_rows) >= b_.share);
-}
 
 // Everything one case can show on one rank, in the order of the file.
 struct case_run {
@@ -358,6 +209,35 @@ void run_chunks(const golden_name& g, std::initializer_list<size_t> chunks) {
   });
 }
 
+// Every layer alone: after each, its golden output takes the place of ours (host tensors are plain memory).
+void run_isolated(const golden_name& g) {
+  if (!present(g)) return;
+  const case_folder from = open_case(g);
+  expected_file want(from.source / "expected.safetensors");
+  const std::vector<int32_t> ids = want.ints("ids"), rows = want.ints("rows"), all = want.ints("stream_rows");
+  const size_t n_prompt = all.size(); // tiny-b lists the streams of all positions
+  on_ranks(1, [&](backend& be, int) {
+    capture seen;
+    runner r(be, from, static_cast<int64_t>(n_prompt));
+    const observer keep = capture_into(seen);
+    r.of().observe(
+        [&](std::string_view name, int32_t layer, tensor t) {
+          keep(name, layer, t);
+          const std::string golden = "layer" + std::to_string(layer) + "." + std::string(name);
+          if ((name != "stream" && name != "hc_ffn_pre") || !want.has(golden)) return;
+          const std::vector<float> v = want.floats(golden);
+          REQUIRE(static_cast<int64_t>(v.size()) == t.n_elements());
+          std::copy(v.begin(), v.end(), t.f32());
+        },
+        static_cast<int64_t>(n_prompt));
+    r.prefill(std::span(ids).first(n_prompt), n_prompt, false);
+    const config c = read_config(from.folder);
+    comparison with(want, seen, c, isolated_bounds);
+    for (int32_t l = 0; l < c.layers; ++l) with.layer(l, rows, all);
+    with.rows_near("final_fold", "final_fold", -1, rows);
+  });
+}
+
 void run_two_ranks(const golden_name& g, const char* file, bool round_caches, bounds b) {
   if (!present(g)) return;
   const case_folder from = open_case(g);
@@ -384,6 +264,7 @@ TEST_CASE("golden model: tiny-b without cache rounding agrees in everything it l
 TEST_CASE("golden model: tiny-b agrees in everything it lists" * doctest::test_suite("slow")) {
   run_whole(tiny_b, "expected.safetensors", true, rounded_bounds);
 }
+TEST_CASE("golden model: every layer alone agrees from golden streams") { run_isolated(tiny_b); }
 TEST_CASE("golden model: tiny-b in bf16 agrees in everything it lists" * doctest::test_suite("slow")) {
   run_whole(tiny_b_bf16, "expected.safetensors", true, rounded_bounds);
   run_whole(tiny_b_bf16, "expected_noqdq.safetensors", false, exact_bounds);
