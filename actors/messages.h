@@ -249,7 +249,7 @@ struct text_answer {
   std::vector<std::string> token_strings;
   std::vector<int32_t> images; // indices of the request's images in prompt order
   parser_start start = parser_start::content;
-  api_error failure; // status 0: none
+  api_error failure{0, {}, {}, {}, 0}; // status 0: none
 };
 
 } // namespace troupe

@@ -19,7 +19,7 @@ struct turn_prepare {
 };
 // prepare -> request: what the scheduler, fan_out and the ranks need of it.
 struct turn_prepared {
-  api_error failure; // status 0: none
+  api_error failure{0, {}, {}, {}, 0}; // status 0: none
   chat_request request;
   struct prompt {
     std::vector<int32_t> ids; // image placeholders expanded
