@@ -72,7 +72,10 @@ found_matrix resolver::matrix(const std::string& stem, int64_t out, int64_t in, 
     }
     return m;
   }
-  if (is_packed && is_native) fail(stem, "one form", "both .weight and .trellis");
+  if (is_packed && is_native) {
+    fail(stem, "one form", "both .weight and .trellis");
+    for (const char* part : {".weight", ".scale"}) use(stem + part); // known, if one too many
+  }
   if (is_packed)
     packed(m, stem);
   else
@@ -137,7 +140,8 @@ void resolver::packed(found_matrix& m, const std::string& stem) {
   const bool legacy_in = m.suh == nullptr, legacy_out = m.svh == nullptr;
   if (legacy_in) m.suh = use(stem + ".su");
   if (legacy_out) m.svh = use(stem + ".sv");
-  if (const tensor_info* scale = use(stem + ".scale")) fail(scale->name, "no scale beside a trellis", describe(*scale));
+  if (const tensor_info* scale = use(stem + ".scale"); scale != nullptr && from_.find(stem + ".weight") == nullptr)
+    fail(scale->name, "no scale beside a trellis", describe(*scale));
   marker(m, stem);
   const auto& s = m.trellis->shape;
   if (!fits(m.trellis, "I16 [in / 16, out / 16, 16 K]", m.trellis->type == dtype::i16 && s.size() == 3)) return;
