@@ -11,12 +11,12 @@ constexpr std::string_view replacement = "\xEF\xBF\xBD";
 
 // Well-formed text from any bytes: each maximal ill-formed part becomes one U+FFFD.
 std::string shown(std::string_view bytes) {
-  if (is_utf8(bytes)) return std::string(bytes);
+  if (is_well_formed_utf8(bytes)) return std::string(bytes);
   std::string out;
   for (size_t i = 0; i < bytes.size();) {
     size_t n = 0; // the shortest whole character at i
     for (size_t k = 1; k <= 4 && i + k <= bytes.size() && !n; k++)
-      if (is_utf8(bytes.substr(i, k))) n = k;
+      if (is_well_formed_utf8(bytes.substr(i, k))) n = k;
     if (n) {
       out += bytes.substr(i, n);
       i += n;

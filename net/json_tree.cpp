@@ -62,7 +62,8 @@ private:
 
   bool keep_string(std::string_view s) {
     // The text was checked as a whole; only an escape can have made a surrogate half.
-    return s.find('\xED') == std::string_view::npos || is_utf8(s) || fail("a lone surrogate escape in a string");
+    return s.find('\xED') == std::string_view::npos || is_well_formed_utf8(s) ||
+           fail("a lone surrogate escape in a string");
   }
 
   bool build_string(od::value& in, json_value& out) {
@@ -211,6 +212,6 @@ bool is_json_number(std::string_view s) {
   return i == s.size();
 }
 
-bool is_utf8(std::string_view text) { return simdjson::validate_utf8(text.data(), text.size()); }
+bool is_well_formed_utf8(std::string_view text) { return simdjson::validate_utf8(text.data(), text.size()); }
 
 } // namespace troupe

@@ -49,6 +49,6 @@ private:
 // True if `text` is a JSON number (RFC 8259), the whole of it.
 bool is_json_number(std::string_view text);
 // True if every byte belongs to a well-formed UTF-8 sequence (no surrogates, no overlong forms).
-bool is_utf8(std::string_view text);
+bool is_well_formed_utf8(std::string_view text);
 
 } // namespace troupe

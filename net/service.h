@@ -36,7 +36,7 @@ public:
   };
   // After the head, before the body is read: an answer that needs no body (refusals, OPTIONS), or nothing.
   std::optional<http_reply> answer_head(const route&, const request_head&) const;
-  // With the whole body. `request_id` is the accepted or made id of the request.
+  // With the whole body. `request_id`: from the header, if it was fit; empty otherwise.
   outcome answer(const route&, const request_head&, std::string_view body, std::string_view request_id);
   // The body of a question's answer.
   http_reply answer_question(const outcome& asked, const text_answer&) const;

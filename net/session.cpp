@@ -77,7 +77,10 @@ session::task<void> session::run() {
 }
 
 session::task<void> session::serve_requests() {
-  while (!stopping_ && co_await serve_one()) {}
+  bool more = true;
+  while (more && !stopping_) { // the wait stands alone: GCC 12 miscompiles it inside the condition
+    more = co_await serve_one();
+  }
 }
 
 void session::arm(std::chrono::seconds after) {
@@ -179,7 +182,7 @@ session::task<bool> session::serve_one() {
   } else {
     service::outcome out;
     try {
-      out = shared_.answer(route_, head, parser_->get().body(), answer_.request_id);
+      out = shared_.answer(route_, head, parser_->get().body(), accepted_request_id(head.request_id));
     } catch (const std::exception& e) { // one bad request never takes the connection with it
       spdlog::error("request {}: {}", answer_.request_id, e.what());
       out.reply = shared_.refuse(make_error(500, "The request failed inside the server"));

@@ -1,0 +1,304 @@
+// The server over real sockets, a scripted engine behind it: transport rules of api.md section 0 and the plain
+// endpoints.
+#include "net/json_tree.h"
+#include "tests/net/test_server.h"
+
+#include <doctest/doctest.h>
+
+#include <system_error>
+
+using namespace troupe;
+
+namespace {
+
+std::string field(const std::string& body, std::initializer_list<std::string_view> path) {
+  json_document doc;
+  if (!doc.parse(body)) return "no JSON: " + body;
+  const json_value* v = &doc.root();
+  for (const auto key : path)
+    if (!(v = v->find(key))) return "absent";
+  return v->is(json_kind::null) ? "null" : std::string(v->text);
+}
+
+void answer_hello(scripted_engine::turn& t) {
+  t.sink->open({});
+  push_text(*t.sink, "Hel");
+  push_text(*t.sink, "lo");
+  push_end(*t.sink, finish_cause::stop, 0, {7, 3, 0, 0});
+}
+
+} // namespace
+
+TEST_CASE("server: binds first and answers loading with the phase until a runtime is attached") {
+  test_server s;
+  s.numbers->now = phase::weights;
+  s.numbers->progress = 0.42;
+  s.start(false);
+  const auto ready = s.ask(http_get("/ready"));
+  CHECK(ready.status == 503);
+  CHECK(ready.body == R"({"status":"loading","phase":"weights","progress":0.42})");
+  CHECK(s.ask(http_get("/health")).status == 503);
+  const auto chat = s.ask(http_post("/v1/chat/completions", chat_body()));
+  CHECK(chat.status == 503);
+  CHECK(chat.header("retry-after") == "30");
+  CHECK(field(chat.body, {"error", "type"}) == "ServiceUnavailableError");
+  s.numbers->now = phase::ready;
+  s.listener->attach(s.engine.port());
+  CHECK(s.ask(http_get("/ready")).body == R"({"status":"ready"})");
+  CHECK(s.ask(http_get("/health")).status == 200);
+}
+
+TEST_CASE("server: a busy port is refused at once, by name") {
+  test_server s;
+  s.start(false);
+  settings second = s.config;
+  second.port = s.port();
+  try {
+    server other(second, s.numbers, "1");
+    FAIL("bound twice");
+  } catch (const std::system_error& e) {
+    CHECK(std::string(e.what()).find("127.0.0.1 port " + std::to_string(s.port())) != std::string::npos);
+    CHECK(e.code() == std::errc::address_in_use);
+  }
+}
+
+TEST_CASE("server: drain refuses new work and says so") {
+  test_server s;
+  s.start();
+  s.listener->begin_drain();
+  CHECK(s.ask(http_get("/ready")).body == R"({"status":"draining"})");
+  const auto r = s.ask(http_post("/v1/chat/completions", chat_body()));
+  CHECK(r.status == 503);
+  CHECK(r.header("retry-after") == "5");
+}
+
+TEST_CASE("server: plain endpoints") {
+  test_server s;
+  s.start();
+  CHECK(s.ask(http_get("/version")).body == R"({"version":"1.2.3"})");
+  CHECK(s.ask(http_get("/load")).body == R"({"server_load":0})");
+  CHECK(s.ask(http_get("/ping")).status == 200);
+  CHECK(s.ask(http_get("/")).body.find("troupe 1.2.3") == 0);
+  const auto models = s.ask(http_get("/v1/models"));
+  CHECK(field(models.body, {"object"}) == "list");
+  CHECK(models.body.find("\"max_model_len\":4096") != std::string::npos);
+  CHECK(s.ask(http_get("/v1/models/alias/of-tiny")).status == 200);
+  CHECK(s.ask(http_get("/v1/models/alias%2Fof-tiny")).status == 200);
+  CHECK(s.ask(http_get("/v1/models/other")).status == 404);
+  CHECK(field(s.ask(http_post("/tokenize", R"({"prompt":"ab"})")).body, {"count"}) == "2");
+  CHECK(s.ask(http_post("/tokenize", R"({"prompt":"ab","return_token_strs":true})"))
+            .body.find(R"("token_strs":["a","b"])") != std::string::npos);
+  CHECK(s.ask(http_post("/detokenize", R"({"tokens":[104,105]})")).body == R"({"prompt":"hi"})");
+  CHECK(s.ask(http_post("/detokenize", R"({"tokens":[129280]})")).status == 400);
+  CHECK(field(s.ask(http_post("/v1/chat/completions/render", chat_body())).body, {"prompt"}) == "rendered");
+  const auto metrics = s.ask(http_get("/metrics"));
+  CHECK(metrics.header("content-type") == "text/plain; version=0.0.4; charset=utf-8");
+  CHECK(metrics.body.find("vllm:num_requests_running{model_name=\"tiny\",engine=\"0\"} 0") != std::string::npos);
+  CHECK(metrics.body.find(
+            "http_requests_total{model_name=\"tiny\",engine=\"0\",handler=\"/version\",status=\"200\"} 1") !=
+        std::string::npos);
+}
+
+TEST_CASE("server: an answer in one piece and the same as a stream") {
+  test_server s;
+  s.engine.script = answer_hello;
+  s.start();
+  const auto whole = s.ask(http_post("/v1/chat/completions", chat_body(), "X-Request-Id: my.id-1\r\n"));
+  CHECK(whole.status == 200);
+  CHECK(whole.header("x-request-id") == "my.id-1");
+  CHECK(field(whole.body, {"id"}) == "chatcmpl-my.id-1");
+  CHECK(field(whole.body, {"object"}) == "chat.completion");
+  CHECK(field(whole.body, {"model"}) == "tiny");
+  CHECK(field(whole.body, {"usage", "total_tokens"}) == "10");
+  CHECK(
+      whole.body.find(
+          R"("message":{"role":"assistant","content":"Hello","refusal":null,"reasoning_content":null,"reasoning":null},"logprobs":null,"finish_reason":"stop","stop_reason":null)") !=
+      std::string::npos);
+  const auto stream = s.ask(http_post("/v1/chat/completions", chat_body(R"(,"stream":true)")));
+  CHECK(stream.status == 200);
+  CHECK(stream.header("content-type") == "text/event-stream; charset=utf-8");
+  CHECK(stream.header("x-accel-buffering") == "no");
+  CHECK(stream.header("content-length").empty());
+  const auto events = events_of(stream.body);
+  REQUIRE(events.size() == 5);
+  CHECK(events[4] == "[DONE]");
+  CHECK(
+      events[0].find(
+          R"("choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]})") !=
+      std::string::npos);
+}
+
+TEST_CASE("server: keep-alive and pipelined requests are answered in order") {
+  test_server s;
+  s.engine.script = answer_hello;
+  s.start();
+  raw_client c(s.port());
+  c.send(http_get("/version") + http_post("/v1/chat/completions", chat_body(R"(,"stream":true)")) +
+         http_post("/v1/chat/completions", chat_body()) + http_get("/load"));
+  CHECK(c.response().body == R"({"version":"1.2.3"})");
+  CHECK(events_of(c.response().body).size() == 5);
+  CHECK(field(c.response().body, {"object"}) == "chat.completion");
+  CHECK(c.response().body == R"({"server_load":0})");
+  c.send(http_get("/version", "Connection: close\r\n"));
+  CHECK(c.response().header("connection") == "close");
+  CHECK(c.reads_end());
+}
+
+TEST_CASE("server: HTTP/1.0 gets an unchunked stream and a closed connection") {
+  test_server s;
+  s.engine.script = answer_hello;
+  s.start();
+  raw_client c(s.port());
+  const auto body = chat_body(R"(,"stream":true)");
+  c.send("POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " +
+         std::to_string(body.size()) + "\r\n\r\n" + body);
+  CHECK(c.reads_end());
+  CHECK(c.pending().find("Transfer-Encoding") == std::string::npos);
+  CHECK(c.pending().ends_with("data: [DONE]\n\n"));
+}
+
+TEST_CASE("server: Expect: 100-continue is answered before the body is sent") {
+  test_server s;
+  s.engine.script = answer_hello;
+  s.start();
+  raw_client c(s.port());
+  const auto all = http_post("/v1/chat/completions", chat_body(), "Expect: 100-continue\r\n");
+  const auto split = all.find("\r\n\r\n") + 4;
+  c.send(all.substr(0, split));
+  REQUIRE(c.read_text("100 Continue\r\n\r\n"));
+  c.send(all.substr(split));
+  CHECK(c.response().status == 200);
+}
+
+TEST_CASE("server: one byte at a time gives the same answer") {
+  test_server s;
+  s.engine.script = answer_hello;
+  s.start();
+  raw_client c(s.port());
+  for (const char b : http_post("/v1/chat/completions", chat_body())) c.send({&b, 1});
+  CHECK(field(c.response().body, {"usage", "total_tokens"}) == "10");
+}
+
+TEST_CASE("server: malformed HTTP gets the right status and the server lives") {
+  test_server s;
+  s.config.max_body_bytes = 1000;
+  s.start();
+  struct row {
+    std::string bytes;
+    int status;
+  };
+  const std::string json = "Content-Type: application/json\r\n";
+  const row rows[] = {
+      {"GARBAGE\r\n\r\n", 400},
+      {"GET / HTTP/3.0\r\nHost: x\r\n\r\n", 400},
+      {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400},
+      {"GET / HTTP/1.1\r\n\r\n", 400},
+      {"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400},
+      {"GET / HTTP/1.1\r\nHost x\r\n\r\n", 400},
+      {"GET / HTTP/1.1\r\nHost: x\r\n bad: fold\x01\r\n\r\n", 400},
+      {"GET /no/such HTTP/1.1\r\nHost: x\r\n\r\n", 404},
+      {"GET /V1/models HTTP/1.1\r\nHost: x\r\n\r\n", 404},
+      {"GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n", 404},
+      {"DELETE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 405},
+      {"GET /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n", 405},
+      {"BREW /version HTTP/1.1\r\nHost: x\r\n\r\n", 405},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", 415},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", 415},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: Application/JSON; "
+       "charset=utf-8\r\nContent-Length: 2\r\n\r\n{}",
+       400},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + json + "Content-Length: 1001\r\n\r\n", 413},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + json + "Content-Length: -1\r\n\r\n", 400},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + json + "Content-Length: 99999999999999999999\r\n\r\n",
+       400},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + json + "Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + json + "Transfer-Encoding: chunked\r\n\r\n" + "500\r\n" +
+           std::string(0x500, 'a') + "\r\n0\r\n\r\n",
+       413},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + json + "Content-Length: 0\r\n\r\n", 400},
+      {"GET / HTTP/1.1\r\nHost: x\r\nX: " + std::string(70000, 'a') + "\r\n\r\n", 431},
+      {"GET /" + std::string(9000, 'a') + " HTTP/1.1\r\nHost: x\r\n\r\n", 414},
+  };
+  for (const auto& r : rows) {
+    CAPTURE(r.bytes.substr(0, 200));
+    const auto answer = s.ask(r.bytes);
+    CHECK(answer.status == r.status);
+    CHECK(field(answer.body, {"error", "code"}) == std::to_string(r.status));
+    CHECK(!answer.header("x-request-id").empty());
+  }
+  CHECK(s.ask(http_get("/version")).status == 200);
+}
+
+TEST_CASE("server: a head that stops half-way is answered with 408, an idle connection is just closed") {
+  test_server s;
+  s.config.read_timeout_s = 1;
+  s.start();
+  raw_client idle(s.port()), half(s.port()), body(s.port());
+  half.send("GET /version HT");
+  body.send(
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{");
+  CHECK(half.response().status == 408);
+  CHECK(body.response().status == 408);
+  CHECK(idle.reads_end());
+  CHECK(idle.pending().empty());
+}
+
+TEST_CASE("server: HEAD has the length but no body; OPTIONS needs no key") {
+  test_server s;
+  s.config.api_keys = {"secret"};
+  s.start();
+  raw_client c(s.port());
+  c.send("HEAD /version HTTP/1.1\r\nHost: x\r\n\r\n" + http_get("/version"));
+  CHECK(c.response(true).header("content-length") == "19");
+  CHECK(c.response().status == 200);
+  const auto r = s.ask("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: https://a.example\r\n"
+                       "Access-Control-Request-Headers: authorization, x-stainless-os\r\n\r\n");
+  CHECK(r.status == 204);
+  CHECK(r.header("access-control-allow-origin") == "*");
+  CHECK(r.header("access-control-allow-headers") == "authorization, x-stainless-os");
+}
+
+TEST_CASE("server: without a key only pages of this machine get CORS headers") {
+  test_server s;
+  s.start();
+  CHECK(s.ask(http_get("/version", "Origin: http://localhost:3000\r\n")).header("access-control-allow-origin") ==
+        "http://localhost:3000");
+  for (const std::string origin : {"https://evil.example", "http://localhost.evil.example", "http://127.0.0.1.evil:80",
+                                   "null", "http://localhost:80@evil"})
+    CHECK(s.ask(http_get("/version", "Origin: " + origin + "\r\n")).header("access-control-allow-origin").empty());
+}
+
+TEST_CASE("server: L04, no spelling of a path gets round the API key") {
+  test_server s;
+  s.engine.script = answer_hello;
+  s.config.api_keys = {"secret-key", "other"};
+  s.start();
+  for (const std::string path :
+       {"/v1/models", "//v1/models", "/v1/./models", "/x/../v1/models", "/%76%31/models", "/v1/models/", "/V1/models",
+        "/tokenize", "/nowhere", "http://x/v1/models", "/v1/models?a=/health"}) {
+    CAPTURE(path);
+    CHECK(s.ask(http_get(path)).status == 401);
+    CHECK(s.ask(http_get(path, "Authorization: Bearer wrong\r\n")).status == 401);
+    CHECK(s.ask(http_get(path, "Authorization: Bearer secret-keysecret-key\r\n")).status == 401);
+    CHECK(s.ask(http_get(path, "Authorization: Basic secret-key\r\n")).status == 401);
+    CHECK(s.ask(http_get(path, "x-api-key: secret-key\r\n")).status == 401);
+  }
+  for (const std::string path : {"/health", "/ready", "/metrics", "/version", "/ping", "/load", "/"})
+    CHECK(s.ask(http_get(path)).status == 200);
+  const auto wrong = s.ask(http_post("/v1/chat/completions", chat_body()));
+  CHECK(field(wrong.body, {"error", "type"}) == "AuthenticationError");
+  CHECK(wrong.header("www-authenticate") == "Bearer");
+  CHECK(s.ask(http_get("//v1/./models", "Authorization: bearer secret-key\r\n")).status == 200);
+  CHECK(s.ask(http_post("/v1/chat/completions", chat_body(), "authorization: BEARER  other \r\n")).status == 200);
+}
+
+TEST_CASE("server: error bodies in OpenAI's style") {
+  test_server s;
+  s.config.error_style = "openai";
+  s.start();
+  const auto r = s.ask(http_post("/v1/chat/completions", R"({"model":"nope","messages":[]})"));
+  CHECK(r.status == 404);
+  CHECK(
+      r.body ==
+      R"({"error":{"message":"The model `nope` does not exist.","type":"invalid_request_error","param":"model","code":"model_not_found"}})");
+}
