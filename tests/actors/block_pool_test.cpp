@@ -27,8 +27,14 @@ TEST_CASE("block_pool: no block has two holders") {
   p.open(a);
   p.open(b);
   std::set<block_id> seen;
-  for (const auto id : {a, b, a, b})
-    for (const auto block : *p.extend(id, p.n_held() * 8 + 8)) CHECK(seen.insert(block).second);
+  for (int64_t n_tokens : {8, 20, 32}) {
+    for (const auto id : {a, b}) {
+      const auto fresh = p.extend(id, n_tokens);
+      REQUIRE(fresh.has_value());
+      for (const auto block : *fresh) CHECK(seen.insert(block).second);
+    }
+  }
+  CHECK(seen.size() == 8);
 }
 
 TEST_CASE("block_pool: too little room takes nothing") {

@@ -1,0 +1,138 @@
+// The runtime as main uses it: the shipped model on one and two ranks, the null backend, drain and stop. Real threads.
+#include "actors/request.h"
+#include "actors/system.h"
+#include "tests/actors/doubles.h"
+
+#include <caf/all.hpp>
+#include <doctest/doctest.h>
+
+#include <condition_variable>
+#include <mutex>
+
+using namespace troupe;
+using namespace std::chrono_literals;
+
+namespace {
+
+// A recording sink that another thread can wait for.
+class waiting_sink : public recording_sink {
+public:
+  state push(std::span<const turn_delta> deltas) override {
+    const std::lock_guard hold(mutex_);
+    const auto s = recording_sink::push(deltas);
+    changed_.notify_all();
+    return s;
+  }
+  void fail(const api_error& e) override {
+    const std::lock_guard hold(mutex_);
+    recording_sink::fail(e);
+    changed_.notify_all();
+  }
+  bool wait_end() {
+    std::unique_lock hold(mutex_);
+    return changed_.wait_for(hold, 60s, [&] { return has_ended(); });
+  }
+  bool wait_push() {
+    std::unique_lock hold(mutex_);
+    return changed_.wait_for(hold, 60s, [&] { return n_pushes > 0 || n_failures > 0; });
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+struct live {
+  explicit live(settings s) : engine(system, std::move(s), numbers) { engine.load(); }
+  struct config : caf::actor_system_config {
+    config() { configure(*this); }
+  };
+  config values;
+  caf::actor_system system{values};
+  std::shared_ptr<counters> numbers = std::make_shared<counters>();
+  runtime engine;
+  uint64_t last_turn = 0;
+
+  std::shared_ptr<waiting_sink> ask(const std::string& text, int64_t max_tokens) {
+    chat_request r;
+    r.turn = turn_id{++last_turn};
+    r.id = "live" + std::to_string(last_turn);
+    r.chat.thinking = false;
+    r.chat.messages.emplace_back().parts.push_back({text, -1});
+    r.sampling.temperature = 0;
+    r.max_tokens = max_tokens;
+    auto sink = std::make_shared<waiting_sink>();
+    spawn_request(system, engine.parts(), std::move(r), sink);
+    return sink;
+  }
+};
+
+settings quiet() {
+  settings s;
+  s.model = TROUPE_SOURCE_DIR "/etc/models/tiny";
+  s.threads = 2;
+  s.max_running = 8;
+  s.chunk_tokens = 64;
+  s.kv_memory_bytes = int64_t{64} << 20;
+  return s;
+}
+
+} // namespace
+
+TEST_CASE("runtime: the shipped model answers, on one rank and on two" * doctest::test_suite("slow")) {
+  for (const int32_t n_ranks : {1, 2}) {
+    CAPTURE(n_ranks);
+    auto s = quiet();
+    s.ranks = n_ranks;
+    live l(s);
+    CHECK(l.numbers->now == phase::ready);
+    CHECK(l.numbers->prompt_tokens == 0); // the warm-up is not traffic
+    const auto one = l.ask("What is 17*19? Reply with the integer only.", 20);
+    const auto two = l.ask("What is 17*19? Reply with the integer only.", 20);
+    REQUIRE(one->wait_end());
+    REQUIRE(two->wait_end());
+    CHECK(one->error.message == "");
+    CHECK(one->choices.at(0).content == "323");
+    CHECK(two->choices.at(0).content == "323");
+    CHECK(l.engine.drain(10s));
+    CHECK(l.numbers->now == phase::draining);
+    l.engine.stop();
+    CHECK(l.system.registry().running() == 0);
+  }
+}
+
+TEST_CASE("runtime: the null backend streams without weights, and a drain past its deadline ends the stream") {
+  auto s = quiet();
+  s.backend = "null";
+  s.null_tokens_per_s = 1000;
+  live l(s);
+  const auto out = l.ask("Hello", 20);
+  REQUIRE(out->wait_end());
+  CHECK(out->usage.completion_tokens == 20);
+  const auto endless = l.ask("Hello", 10000);
+  REQUIRE(endless->wait_push());
+  CHECK_FALSE(l.engine.drain(0s));
+  REQUIRE(endless->wait_end());
+  CHECK(endless->error.message == "server stopping");
+  const auto late = l.ask("Hello", 5);
+  REQUIRE(late->wait_end());
+  CHECK(late->error.status == 503);
+}
+
+TEST_CASE("runtime: what cannot work is refused by name") {
+  struct config : caf::actor_system_config {
+    config() { configure(*this); }
+  };
+  config values;
+  caf::actor_system system{values};
+  const auto numbers = std::make_shared<counters>();
+  auto s = quiet();
+  s.model = "/nowhere";
+  CHECK_THROWS_AS(runtime(system, s, numbers), std::runtime_error);
+  s = quiet();
+  s.kv_memory_bytes = 1;
+  runtime r(system, s, numbers);
+  CHECK_THROWS_WITH_AS(r.load(), doctest::Contains("kv_memory_bytes"), std::runtime_error);
+  s = quiet();
+  CHECK(shipped_model().find("etc/models/tiny") != std::string::npos);
+}
