@@ -22,7 +22,7 @@ output_parser::output_parser(std::shared_ptr<const tokenizer> tok, const marker_
     : tok_(std::move(tok)), markers_(markers), options_(std::move(options)),
       stop_(std::move(options_.stop), options_.include_stop),
       block_(std::move(options_.tools), options_.parallel_tool_calls) {
-  markers_.suppressed.clear();
+  markers_.suppressed = {}; // the sampler's, not needed here
   if (options_.raw) {
     options_.tools_active = false;
   } else if (options_.start == parser_start::reasoning) {
