@@ -231,9 +231,10 @@ inline std::vector<int32_t> runner::speculative_greedy(std::span<const int32_t> 
   return tokens;
 }
 
-// Runs `body` for every rank of a group, each on its own thread; the first failure is thrown here.
-inline void on_ranks(int n_ranks, const std::function<void(backend&, int rank)>& body) {
-  if (n_ranks == 1) return body(*make_host_backend({.n_threads = 1, .scalar_only = true}), 0);
+// Runs `body` for every rank of a group, each on its own thread; the first failure is thrown here. `scalar`: on the
+// twins alone (one rank).
+inline void on_ranks(int n_ranks, const std::function<void(backend&, int rank)>& body, bool scalar = false) {
+  if (n_ranks == 1) return body(*make_host_backend({.n_threads = 1, .scalar_only = scalar}), 0);
   auto group = make_host_collectives(n_ranks, std::chrono::seconds(60));
   std::vector<std::exception_ptr> failed(static_cast<size_t>(n_ranks));
   std::vector<std::thread> threads;

@@ -172,18 +172,21 @@ case_folder open_case(const golden_name& g) {
   return case_folder(fs::path(TROUPE_SOURCE_DIR) / "../shared/golden/model" / g.name, g.variant);
 }
 
-void run_whole(const golden_name& g, const char* file, bool round_caches, bounds b) {
+void run_whole(const golden_name& g, const char* file, bool round_caches, bounds b, bool scalar = false) {
   if (!present(g)) return;
   const case_folder from = open_case(g);
   expected_file want(from.source / file);
   const std::vector<int32_t> ids = want.ints("ids");
   const auto n_decode = static_cast<size_t>(want.shape("decode.logits")[0]), n_prompt = ids.size() - n_decode;
-  on_ranks(1, [&](backend& be, int) {
-    const case_run whole = run_case(be, from, ids, n_prompt, n_prompt, round_caches, true);
-    compare_case(want, from, whole, b);
-    if (want.has("engram_row_ids")) compare_row_ids(want, from, std::span(ids).first(n_prompt), {});
-    compare_continuations(want, be, from, ids, n_prompt, g.tail, g.greedy_prompt, b, round_caches);
-  });
+  on_ranks(
+      1,
+      [&](backend& be, int) {
+        const case_run whole = run_case(be, from, ids, n_prompt, n_prompt, round_caches, true);
+        compare_case(want, from, whole, b);
+        if (want.has("engram_row_ids")) compare_row_ids(want, from, std::span(ids).first(n_prompt), {});
+        compare_continuations(want, be, from, ids, n_prompt, g.tail, g.greedy_prompt, b, round_caches);
+      },
+      scalar);
   CHECK(want.unused() == std::vector<std::string>{});
 }
 
@@ -261,6 +264,9 @@ void run_two_ranks(const golden_name& g, const char* file, bool round_caches, bo
 TEST_CASE("golden model: tiny-b without cache rounding agrees in everything it lists") {
   run_whole(tiny_b, "expected_noqdq.safetensors", false, exact_bounds);
 }
+TEST_CASE("golden model: the plain twins agree in the same way" * doctest::test_suite("slow")) {
+  run_whole(tiny_b, "expected_noqdq.safetensors", false, exact_bounds, true);
+}
 TEST_CASE("golden model: tiny-b agrees in everything it lists" * doctest::test_suite("slow")) {
   run_whole(tiny_b, "expected.safetensors", true, rounded_bounds);
 }
@@ -280,5 +286,15 @@ TEST_CASE("golden model: chunks of any size give the same bits" * doctest::test_
 TEST_CASE("golden model: two ranks agree" * doctest::test_suite("slow")) {
   run_two_ranks(tiny_b, "expected_noqdq.safetensors", false, exact_bounds);
   run_two_ranks(tiny_b, "expected.safetensors", true, rounded_bounds);
+  run_two_ranks(tiny_a, "expected_noqdq.safetensors", false, exact_bounds);
   run_two_ranks(tiny_a, "expected.safetensors", true, rounded_bounds);
+  run_two_ranks(tiny_b_bf16, "expected.safetensors", true, rounded_bounds);
+}
+TEST_CASE("golden model: released_arithmetic holds nothing but what is for information only") {
+  for (const golden_name& g : {tiny_a, tiny_b}) {
+    const fs::path p = find_case(g.name);
+    if (p.empty()) continue;
+    const expected_file file(p / "released_arithmetic.safetensors");
+    CHECK(file.unused() == std::vector<std::string>{"rows", "logits", "argmax"});
+  }
 }
