@@ -1,6 +1,9 @@
 // The runtime as main uses it: the shipped model on one and two ranks, the null backend, drain and stop. Real threads.
 #include "actors/request.h"
 #include "actors/system.h"
+#include "actors/warm_up.h"
+#include "actors/watch.h"
+#include "gpu/collective.h"
 #include "tests/actors/doubles.h"
 
 #include <caf/all.hpp>
@@ -117,6 +120,82 @@ TEST_CASE("runtime: the null backend streams without weights, and a drain past i
   const auto late = l.ask("Hello", 5);
   REQUIRE(late->wait_end());
   CHECK(late->error.status == 503);
+}
+
+TEST_CASE("ring: a rank that lacks its rows stops the others before they meet, and the next step runs") {
+  struct config : caf::actor_system_config {
+    config() { configure(*this); }
+  };
+  config values;
+  caf::actor_system system{values};
+  const auto numbers = std::make_shared<counters>();
+  const auto said = std::make_shared<script>();
+  said->answer = tiny_text()->words()->encode(" fine");
+  const std::shared_ptr<table_script> tables[] = {std::make_shared<table_script>(), std::make_shared<table_script>()};
+  tables[1]->n_failures = 1;
+  auto group = make_host_collectives(2, 20s);
+  ring_config c;
+  c.limits.n_blocks = 64;
+  c.limits.block_tokens = 8;
+  c.n_ranks = 2;
+  c.make_rank = [&](int32_t rank) {
+    rank_parts p;
+    p.group = std::move(group[static_cast<size_t>(rank)]);
+    p.weights = std::make_unique<scripted_model>(rank == 0 ? said : std::make_shared<script>(*said),
+                                                 tiny_text()->words()->size());
+    return p;
+  };
+  c.open_tables = [&](int32_t rank) { return std::make_unique<scripted_tables>(tables[rank]); };
+  const ring engine = spawn_ring(system, c, tiny_text(), numbers);
+  {
+    caf::scoped_actor self{system};
+    const auto load = [&](const auto& who) {
+      self->request(who, 20s, load_atom_v).receive([](bool) {}, [](const caf::error&) { FAIL("not loaded"); });
+    };
+    for (const auto& r : engine.ranks) load(r);
+    for (const auto& e : engine.engram_fetches) load(e);
+  }
+  wire(engine, 1);
+  CHECK_THROWS_WITH_AS(run_warm_up(engine, {5, 6}, 20s), doctest::Contains("rank 1 could not read its side tables"),
+                       std::runtime_error);
+  run_warm_up(engine, {5, 6}, 20s);
+  for (const auto& a : engine.all()) caf::anon_send_exit(a, caf::exit_reason::user_shutdown);
+}
+
+TEST_CASE("runtime: a rank that breaks ends every turn with an error, and newcomers are told") {
+  struct config : caf::actor_system_config {
+    config() { configure(*this); }
+  };
+  config values;
+  caf::actor_system system{values};
+  const auto numbers = std::make_shared<counters>();
+  const auto said = std::make_shared<script>();
+  ring_config c;
+  c.limits.n_blocks = 64;
+  c.limits.block_tokens = 8;
+  c.make_rank = [&](int32_t) {
+    rank_parts p;
+    p.weights = std::make_unique<scripted_model>(said, tiny_text()->words()->size());
+    return p;
+  };
+  c.open_tables = [](int32_t) { return std::make_unique<scripted_tables>(std::make_shared<table_script>()); };
+  const ring engine = spawn_ring(system, c, tiny_text(), numbers);
+  const auto watch = spawn_watch(system, engine, numbers);
+  {
+    caf::scoped_actor self{system};
+    const auto load = [&](const auto& who) {
+      self->request(who, 20s, load_atom_v).receive([](bool) {}, [](const caf::error&) { FAIL("not loaded"); });
+    };
+    load(engine.ranks[0]);
+    load(engine.engram_fetches[0]);
+  }
+  wire(engine, 1);
+  run_warm_up(engine, {5, 6}, 20s);
+  said->throws = true;
+  CHECK_THROWS_WITH_AS(run_warm_up(engine, {5, 6}, 20s), doctest::Contains("engine failed"), std::runtime_error);
+  CHECK(numbers->now == phase::failed);
+  caf::anon_send_exit(watch, caf::exit_reason::user_shutdown);
+  for (const auto& a : engine.all()) caf::anon_send_exit(a, caf::exit_reason::user_shutdown);
 }
 
 TEST_CASE("runtime: what cannot work is refused by name") {

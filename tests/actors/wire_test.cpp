@@ -8,29 +8,27 @@ using namespace troupe;
 
 namespace {
 
-caf::actor_system& any_system() {
-  static caf::actor_system_config config;
-  static caf::actor_system system{config};
-  return system;
-}
-
 // Bytes of a message; two messages are equal when their bytes are.
-template <class message> std::vector<char> to_bytes(message& m) {
-  std::vector<char> bytes;
-  caf::binary_serializer out(any_system(), bytes);
-  REQUIRE_FALSE(out(m));
-  return bytes;
-}
+struct wire_world {
+  caf::actor_system_config config;
+  caf::actor_system system{config};
 
-template <class message> message round_trip(message m) {
-  const auto bytes = to_bytes(m);
-  message back;
-  caf::binary_deserializer in(any_system(), bytes);
-  REQUIRE_FALSE(in(back));
-  CHECK(to_bytes(back) == bytes);
-  CHECK(bytes.size() > 0);
-  return back;
-}
+  template <class message> std::vector<char> to_bytes(message& m) {
+    std::vector<char> bytes;
+    caf::binary_serializer out(system, bytes);
+    REQUIRE_FALSE(out(m));
+    return bytes;
+  }
+  template <class message> message round_trip(message m) {
+    const auto bytes = to_bytes(m);
+    message back;
+    caf::binary_deserializer in(system, bytes);
+    REQUIRE_FALSE(in(back));
+    CHECK(to_bytes(back) == bytes);
+    CHECK(bytes.size() > 0);
+    return back;
+  }
+};
 
 sampling_params params() {
   sampling_params p;
@@ -55,7 +53,7 @@ step_plan plan() {
 
 } // namespace
 
-TEST_CASE("wire: admission") {
+TEST_CASE_FIXTURE(wire_world, "wire: admission") {
   turn_admit t{turn_id{1}, {}};
   t.sequences.push_back({t.turn, sequence_id{2}, -3, {1, 2, 3}, {{5, 6, 7, 0}}, 99, params(), "s"});
   const auto back = round_trip(t);
@@ -69,7 +67,7 @@ TEST_CASE("wire: admission") {
   CHECK(image.bytes == piece.bytes);
 }
 
-TEST_CASE("wire: a step on its way round the ring") {
+TEST_CASE_FIXTURE(wire_world, "wire: a step on its way round the ring") {
   CHECK(round_trip(plan()).started.at(0).images.at(0).grid_w == 5);
   const step_placed placed{plan(), {{sequence_id{5}, {block_id{3}, block_id{1}}}}, {{sequence_id{5}, 64}}};
   CHECK(round_trip(placed).blocks.at(0).blocks == placed.blocks[0].blocks);
@@ -81,7 +79,7 @@ TEST_CASE("wire: a step on its way round the ring") {
   CHECK(back.results.at(0).status == 503);
 }
 
-TEST_CASE("wire: tokens, ends and side inputs") {
+TEST_CASE_FIXTURE(wire_world, "wire: tokens, ends and side inputs") {
   tokens_accepted t{3, {}};
   t.sequences.push_back({sequence_id{1}, {{5, 0, {}}}, 2, 3, end_cause::length, "x", 400});
   CHECK(round_trip(t).sequences.at(0).end == end_cause::length);
