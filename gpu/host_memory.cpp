@@ -1,8 +1,8 @@
 // One aligned allocation a block.
 #include "gpu/host_memory.h"
 
+#include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <fmt/format.h>
 #include <system_error>
 #include <utility>
@@ -16,10 +16,12 @@ host_memory::host_memory(memory_account& account, int64_t size_bytes, const std:
                                         account.used_bytes, account.limit_bytes, why));
   };
   if (size_bytes < 0 || size_bytes > account.limit_bytes - account.used_bytes) fail("past the memory limit");
+  // calloc leaves a large block's pages untouched until they are used: a KV cache costs neither time nor memory before.
   const size_t rounded = (static_cast<size_t>(size_bytes) + 127) / 64 * 64; // never empty, a whole number of lines
-  data_ = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
-  if (data_ == nullptr) fail("the host has no more");
-  std::memset(data_, 0, rounded);
+  base_ = std::calloc(rounded + 64, 1);
+  if (base_ == nullptr) fail("the host has no more");
+  const auto address = reinterpret_cast<uintptr_t>(base_);
+  data_ = static_cast<std::byte*>(base_) + ((address + 63) / 64 * 64 - address);
   account_ = &account;
   size_bytes_ = size_bytes;
   account.used_bytes += size_bytes;
@@ -29,6 +31,7 @@ host_memory::host_memory(host_memory&& other) noexcept { *this = std::move(other
 
 host_memory& host_memory::operator=(host_memory&& other) noexcept {
   std::swap(account_, other.account_);
+  std::swap(base_, other.base_);
   std::swap(data_, other.data_);
   std::swap(size_bytes_, other.size_bytes_);
   return *this;
@@ -36,7 +39,7 @@ host_memory& host_memory::operator=(host_memory&& other) noexcept {
 
 host_memory::~host_memory() {
   if (account_ != nullptr) account_->used_bytes -= size_bytes_;
-  std::free(data_);
+  std::free(base_);
 }
 
 } // namespace troupe

@@ -28,6 +28,7 @@ public:
 
 private:
   memory_account* account_ = nullptr;
+  void* base_ = nullptr; // what was allocated; data_ is its first aligned byte
   std::byte* data_ = nullptr;
   int64_t size_bytes_ = 0;
 };
