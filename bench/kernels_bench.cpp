@@ -51,6 +51,21 @@ __attribute__((target("avx2,fma"))) float fused_256(int64_t n) {
   _mm256_store_ps(lanes, sum);
   return lanes[0];
 }
+__attribute__((target("avx2"))) int64_t read_all(const int64_t* p, size_t n) {
+  __m256i sum[4] = {};
+  for (size_t i = 0; i + 16 <= n; i += 16)
+#pragma GCC unroll 4
+    for (size_t j = 0; j < 4; ++j)
+      sum[j] = _mm256_add_epi64(sum[j], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i + 4 * j)));
+  sum[0] = _mm256_add_epi64(_mm256_add_epi64(sum[0], sum[1]), _mm256_add_epi64(sum[2], sum[3]));
+  return _mm256_extract_epi64(sum[0], 0) + _mm256_extract_epi64(sum[0], 3);
+}
+#else
+int64_t read_all(const int64_t* p, size_t n) {
+  int64_t sum = 0;
+  for (size_t i = 0; i < n; ++i) sum += p[i];
+  return sum;
+}
 #endif
 
 // Peaks of `n_threads` threads: fused steps in registers, and reading the working set again and again.
@@ -65,17 +80,13 @@ peaks measure_peaks(vector_level level, host_threads& threads) {
   });
   p.flops_per_us = 2.0 * threads.size() * static_cast<double>(steps) * (wide ? 16 * 16 : 12 * 8) / s.min_us;
 #endif
-  std::vector<uint64_t> data(working_set_bytes / 8, 1);
-  volatile uint64_t total = 0;
-  const int64_t parts = threads.size();
+  const std::vector<int64_t> data(working_set_bytes / 8, 1);
+  volatile int64_t total = 0;
+  const auto parts = static_cast<size_t>(threads.size());
   const sample r = measure([&](int64_t) {
-    threads.for_each(parts, [&](int64_t part) {
-      const auto first = static_cast<size_t>(part) * data.size() / static_cast<size_t>(parts);
-      const auto last = static_cast<size_t>(part + 1) * data.size() / static_cast<size_t>(parts);
-      uint64_t sums[8] = {};
-      for (size_t i = first; i + 8 <= last; i += 8)
-        for (size_t j = 0; j < 8; ++j) sums[j] += data[i + j];
-      for (uint64_t v : sums) total = total + v;
+    threads.for_each(threads.size(), [&](int64_t part) {
+      const size_t first = static_cast<size_t>(part) * data.size() / parts;
+      total = read_all(data.data() + first, data.size() / parts);
     });
   });
   p.bytes_per_us = static_cast<double>(working_set_bytes) / r.min_us;
@@ -181,6 +192,37 @@ void bench_rows(int64_t rows, vector_level level, int n_threads, const peaks& p)
        [&] { c.b->select_entries(s, at); });
 }
 
+// Eight experts 256 -> 128 -> 256 of which each row takes two, f32 as EXL3 decodes to, over 12 layers in turn.
+void bench_experts(int64_t rows, vector_level level, int n_threads, const peaks& p) {
+  rows_case c{make_host_backend({.n_threads = n_threads}), rows};
+  const auto stored = [](const std::vector<float>& w, int64_t out, int64_t in) {
+    stored_matrix m;
+    m.out = out;
+    m.in = in;
+    m.weight = tensor(const_cast<float*>(w.data()), dtype::f32, {out, in});
+    return m;
+  };
+  const std::vector<float> w = normal(128 * 256);
+  std::vector<std::unique_ptr<expert_set>> layers;
+  for (int i = 0; i < 12; ++i) {
+    const std::vector<stored_expert> e(8, {stored(w, 128, 256), stored(w, 128, 256), stored(w, 256, 128)});
+    layers.push_back(c.b->load_experts(e, 0));
+  }
+  const tensor x = c.make({rows, 256}), y = c.make({rows, 256}), weights = c.make({rows, 2});
+  const tensor ids = c.ints({rows, 2}, 3, 8);
+  const double touched = static_cast<double>(std::min<int64_t>(8, 2 * rows)), one = 3.0 * 128 * 256;
+  const sample s =
+      measure([&](int64_t i) { c.b->experts(y, x, *layers[static_cast<size_t>(i) % 12], ids, weights, 10); });
+  print(rows <= 8 ? "experts decode" : "experts prefill", "8 of 256x128 top 2", rows, level, n_threads, s,
+        touched * one * 4, 2.0 * 2 * one * static_cast<double>(rows), p);
+}
+
+void bench_pool(host_threads& threads, vector_level level) {
+  volatile int64_t sink = 0;
+  const sample s = measure([&](int64_t) { threads.for_each(threads.size(), [&](int64_t i) { sink = i; }); });
+  print("fork and join", "one empty item a thread", 0, level, threads.size(), s, 0, 0, {});
+}
+
 } // namespace
 } // namespace troupe::bench
 
@@ -210,6 +252,11 @@ int main(int argc, char** argv) {
                                            {24, 1024, false}})
       bench_linear(out, in, is_bf16, level, threads, p);
   }
-  for (int64_t rows : {1, 8, 64}) bench_rows(rows, best, n_threads, measure_peaks(best, threads));
+  bench_pool(threads, best);
+  const peaks p = measure_peaks(best, threads);
+  for (int64_t rows : {1, 8, 64}) {
+    bench_experts(rows, best, n_threads, p);
+    bench_rows(rows, best, n_threads, p);
+  }
   return 0;
 }

@@ -15,6 +15,7 @@
 
 #include <cstring>
 #include <fmt/format.h>
+#include <stdexcept>
 
 namespace troupe {
 namespace {
@@ -284,6 +285,8 @@ void host_backend::all_gather(tensor y, tensor x) {
 }
 
 std::unique_ptr<backend> make_host_backend(const host_backend_config& config) {
+  if (config.n_threads < 1)
+    throw std::invalid_argument(fmt::format("host backend: {} threads, expected at least 1", config.n_threads));
   return std::make_unique<host_backend>(config);
 }
 

@@ -38,7 +38,7 @@ struct made {
     if (c.is_bf16)
       for (float& v : w) v = bf16_to_f32(f32_to_bf16(v));
     stored_matrix stored;
-    stored.name = "m";
+    stored.name = std::string("linear");
     stored.out = c.out;
     stored.in = c.in;
     stored.weight = tensor(w.data(), dtype::f32, {c.out, c.in});
