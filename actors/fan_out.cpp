@@ -50,6 +50,16 @@ fan_out_actor::behavior_type behave(self_pointer self, std::shared_ptr<const tex
   guard(self);
   self->state.numbers = numbers;
   self->state.turns.emplace(std::move(text), *numbers);
+  self->set_down_handler([=](const caf::down_msg& down) { // a request that ended in order is not among the askers
+    auto& s = self->state;
+    for (const auto& [id, asker] : s.askers) {
+      if (asker.address() != down.source) continue;
+      self->send(s.scheduler, client_gone{id});
+      s.turns->gone(id, self->clock().now(), s.out);
+      break;
+    }
+    tell(self);
+  });
   return {
       [=](turn_open& open) {
         auto& s = self->state;
@@ -58,7 +68,10 @@ fan_out_actor::behavior_type behave(self_pointer self, std::shared_ptr<const tex
           spdlog::error("fan_out: turn {} is open already", static_cast<uint64_t>(id));
           return;
         }
-        if (auto asker = caf::actor_cast<request_actor>(self->current_sender())) s.askers[id] = std::move(asker);
+        if (auto asker = caf::actor_cast<request_actor>(self->current_sender())) {
+          self->monitor(asker);
+          s.askers[id] = std::move(asker);
+        }
       },
       [=](const turn_queued& q) {
         self->state.turns->queued(q.turn, self->state.out);

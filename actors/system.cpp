@@ -211,6 +211,15 @@ runtime::runtime(caf::actor_system& system, settings values, std::shared_ptr<cou
 runtime::~runtime() { stop(); }
 
 void runtime::load() {
+  try {
+    load_all();
+  } catch (...) {
+    impl_->numbers->now = phase::failed;
+    throw;
+  }
+}
+
+void runtime::load_all() {
   auto& i = *impl_;
   i.numbers->now = phase::weights;
   i.parts.text = load_text_side(i.folder);

@@ -54,6 +54,7 @@ public:
   void stop();
 
 private:
+  void load_all();
   struct impl;
   std::unique_ptr<impl> impl_;
 };

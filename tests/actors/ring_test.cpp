@@ -139,6 +139,20 @@ TEST_CASE("ring: a client that leaves frees its slot and blocks within one step,
   }
 }
 
+TEST_CASE("ring: a request that dies without a word frees its slot and blocks too") {
+  world w;
+  scripted_ring r(w);
+  r.say(std::string(60, 'y'));
+  const auto out = sink();
+  const auto a = r.start(r.completion("Hi", 100), out);
+  w.run_until([&] { return out->n_pushes == 3; });
+  const auto steps = r.rank().steps.size();
+  caf::anon_send_exit(a, caf::exit_reason::kill);
+  w.run();
+  CHECK(r.rank().steps.size() <= steps + 2);
+  CHECK(r.is_idle());
+}
+
 TEST_CASE("ring: a closed sink ends its turn, a full one pauses it until it is drained") {
   world w;
   scripted_ring r(w);
