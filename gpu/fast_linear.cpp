@@ -110,13 +110,22 @@ template <int Rows, int Panels, class Weight> HWY_INLINE void rows_of(block& b, 
   }
 }
 
-constexpr int most_rows = n_lanes == 16 ? 8 : 3; // that one pass holds in registers, with one panel
+// Rows that read a block of weights straight from memory; more of them share a widened copy.
+constexpr int few_rows = 8;
 
 template <int Panels, class Weight> void multiply_rows(block b, int64_t n_rows, const Weight* w) {
-  if constexpr (Panels == 1) rows_of<most_rows, 1>(b, n_rows, w);
-  if constexpr (Panels <= 2 && n_lanes == 16) {
-    rows_of<4, Panels>(b, n_rows, w);
-    rows_of<3, Panels>(b, n_rows, w);
+  if constexpr (n_lanes == 16) {
+    if constexpr (Panels == 1) {
+      rows_of<8, 1>(b, n_rows, w);
+      rows_of<6, 1>(b, n_rows, w);
+      rows_of<5, 1>(b, n_rows, w);
+    }
+    if constexpr (Panels <= 2) {
+      rows_of<4, Panels>(b, n_rows, w);
+      rows_of<3, Panels>(b, n_rows, w);
+    }
+  } else if constexpr (Panels == 1 && row_elements(static_cast<const Weight*>(nullptr)) == panel_columns) {
+    rows_of<3, 1>(b, n_rows, w); // with bf16 weights the registers that widen them leave room for two rows
   }
   if constexpr (Panels * n_lanes <= 32) rows_of<2, Panels>(b, n_rows, w);
   rows_of<1, Panels>(b, n_rows, w);
@@ -156,7 +165,7 @@ void multiply_panels(const host_matrix& m, const Weight* weights, int64_t p, int
       multiply_rows<4>(b, n_rows, w);
     else if (n == 2)
       multiply_rows<2>(b, n_rows, w);
-    else if (n_rows > most_rows)
+    else if (n_rows > few_rows)
       widen_and_multiply(b, n_rows, w);
     else
       multiply_rows<1>(b, n_rows, w);
