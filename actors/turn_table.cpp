@@ -146,6 +146,31 @@ void turn_table::end_choice(turn& t, choice& c, size_t index, finish_cause cause
   numbers_.stray_markers += static_cast<int64_t>(c.parser->n_stray_markers());
 }
 
+// Held text carries no token: what comes rides with the end.
+void turn_table::flush(turn& t, choice& c, size_t index, output_parser::ending how) {
+  const size_t before = t.events.size();
+  c.parser->finish(how, t.events);
+  for (size_t e = before; e < t.events.size(); ++e)
+    t.drafts.push_back({to_kind(t.events[e].what), index, e, c.n_ridden, 0, finish_cause::stop, -1, t.usage});
+}
+
+finish_cause turn_table::spoken_cause(const turn& t, const choice& c) {
+  return c.parser->n_calls() > 0 && t.tools_active && !t.named_tool ? finish_cause::tool_calls : finish_cause::stop;
+}
+
+// The tool block is closed. The end token right behind it belongs to the turn: it is what the next prompt of the
+// conversation repeats (chat.md 2.8), and the step that makes it is in the ring already. Anything else is dropped.
+void turn_table::end_block(turn& t, choice& c, size_t index, size_t first, end_cause end, outcome& out) {
+  const bool has_end = end == end_cause::eos && c.held.size() == first + 1;
+  if (has_end)
+    ++t.usage.completion_tokens;
+  else
+    c.held.resize(first);
+  if (end == end_cause::none) out.stopped.push_back(c.id);
+  flush(t, c, index, output_parser::ending::stop);
+  end_choice(t, c, index, spoken_cause(t, c), -1);
+}
+
 void turn_table::take(turn& t, choice& c, size_t index, accepted_tokens&& a, outcome& out) {
   if (!c.counted_first) {
     c.counted_first = true;
@@ -155,29 +180,31 @@ void turn_table::take(turn& t, choice& c, size_t index, accepted_tokens&& a, out
   }
   const size_t first = c.held.size();
   c.held.insert(c.held.end(), std::make_move_iterator(a.tokens.begin()), std::make_move_iterator(a.tokens.end()));
+  if (c.is_closing) {
+    end_block(t, c, index, first, a.end, out);
+    return;
+  }
   const bool has_mute_end = a.end == end_cause::eos || a.end == end_cause::stop_token; // its last token makes no text
   const size_t n_spoken = c.held.size() - (has_mute_end && !a.tokens.empty() ? 1 : 0);
   for (size_t n = first + 1; n <= n_spoken; ++n) {
     take_token(t, c, index, n);
     if (!c.parser->done()) continue;
+    if (!c.parser->stop_match()) {
+      c.is_closing = n == c.held.size() && a.end == end_cause::none;
+      if (!c.is_closing) end_block(t, c, index, n, a.end, out);
+      return;
+    }
     c.held.resize(n); // what came after the match was never said
-    if (a.end == end_cause::none || a.end == end_cause::failed) out.stopped.push_back(c.id);
-    const bool is_call = !c.parser->stop_match() && c.parser->n_calls() > 0 && t.tools_active && !t.named_tool;
-    end_choice(t, c, index, is_call ? finish_cause::tool_calls : finish_cause::stop, -1);
+    if (a.end == end_cause::none) out.stopped.push_back(c.id);
+    flush(t, c, index, output_parser::ending::stop);
+    end_choice(t, c, index, finish_cause::stop, -1);
     return;
   }
   if (a.end == end_cause::none) return;
   if (has_mute_end) ++t.usage.completion_tokens;
   const bool is_cut = a.end == end_cause::length;
-  const size_t before = t.events.size();
-  c.parser->finish(is_cut ? output_parser::ending::length : output_parser::ending::stop, t.events);
-  for (size_t e = before; e < t.events.size(); ++e) // held text carries no token: they ride with the end
-    t.drafts.push_back({to_kind(t.events[e].what), index, e, c.n_ridden, 0, finish_cause::stop, -1, t.usage});
-  const bool is_call = c.parser->n_calls() > 0 && t.tools_active && !t.named_tool;
-  end_choice(t, c, index,
-             is_cut    ? finish_cause::length
-             : is_call ? finish_cause::tool_calls
-                       : finish_cause::stop,
+  flush(t, c, index, is_cut ? output_parser::ending::length : output_parser::ending::stop);
+  end_choice(t, c, index, is_cut ? finish_cause::length : spoken_cause(t, c),
              a.end == end_cause::stop_token ? c.held.back().id : -1);
 }
 
@@ -250,7 +277,7 @@ void turn_table::accept(tokens_accepted&& step, time now, outcome& out) {
     if (found == sequences_.end()) continue; // ended here already
     auto& t = *found->second.of;
     if (t.is_closed) continue;
-    if (a.end == end_cause::failed) {
+    if (a.end == end_cause::failed && !t.choices[found->second.choice].is_closing) {
       const auto error = to_error(a);
       for (const auto& c : t.choices)
         if (!c.has_ended && c.id != a.id) out.stopped.push_back(c.id);

@@ -49,6 +49,7 @@ private:
     size_t n_ridden = 0;             // of them, those that ride with the push being built
     std::string echo, stop_string;
     bool has_ended = false, counted_first = false;
+    bool is_closing = false; // the tool block is closed; the next token decides how the turn ends
   };
   // A delta before its views can be taken: `held` and `events` still grow.
   struct draft {
@@ -81,6 +82,9 @@ private:
   };
 
   void take(turn&, choice&, size_t index, accepted_tokens&&, outcome&);
+  void flush(turn&, choice&, size_t index, output_parser::ending);
+  static finish_cause spoken_cause(const turn&, const choice&);
+  void end_block(turn&, choice&, size_t index, size_t first, end_cause, outcome&);
   void take_token(turn&, choice&, size_t index, size_t n_tokens);
   void end_choice(turn&, choice&, size_t index, finish_cause, int32_t stop_token);
   void push(turn&, outcome&);

@@ -34,6 +34,7 @@ struct table_world {
     now += 10ms;
     table.accept({1, std::move(sequences)}, now, out);
   }
+  static std::vector<int32_t> words(const std::string& text) { return tiny_text()->words()->encode(text); }
   static accepted_tokens said(uint64_t id, const std::string& text, end_cause end = end_cause::none) {
     return said(id, tiny_text()->words()->encode(text), end);
   }
@@ -112,16 +113,43 @@ TEST_CASE("turn_table: causes of the end") {
   SUBCASE("a closed tool block") {
     w.start(std::move(o));
     w.step({w.said(0, "ok" + call + close)});
-    CHECK(w.sink->choices.at(0).cause == finish_cause::tool_calls);
-    CHECK(w.sink->choices.at(0).calls == "f:{}");
-    CHECK(w.sink->choices.at(0).content == "ok");
-    CHECK(w.out.stopped.size() == 1);
+    const auto& c = w.sink->choices.at(0);
+    const size_t n_said = w.words("ok" + call + close).size();
+    SUBCASE("and the end token behind it, which the turn keeps") {
+      CHECK(w.out.ended.empty());
+      w.step({w.said(0, std::vector<int32_t>{1}, end_cause::eos)});
+      CHECK(c.ids.size() == n_said + 1);
+      CHECK(c.ids.back() == 1);
+      CHECK(w.out.stopped.empty());
+    }
+    SUBCASE("and more text, which was never said") {
+      w.step({w.said(0, "more")});
+      CHECK(c.ids.size() == n_said);
+      CHECK(w.out.stopped == std::vector<sequence_id>{sequence_id{0}});
+    }
+    SUBCASE("and a failure behind it, which no longer matters") {
+      w.step({w.said(0, std::vector<int32_t>{}, end_cause::failed)});
+      CHECK(c.ids.size() == n_said);
+    }
+    CHECK(c.cause == finish_cause::tool_calls);
+    CHECK(c.calls == "f:{}");
+    CHECK(c.content == "ok");
+    CHECK(w.sink->usage.completion_tokens == static_cast<int64_t>(c.ids.size()));
     CHECK(w.out.ended.at(0).cause == "tool_calls");
+  }
+  SUBCASE("a closed tool block and the end token in one step") {
+    w.start(std::move(o));
+    auto said = w.words(call + close);
+    said.push_back(1);
+    w.step({w.said(0, said, end_cause::eos)});
+    CHECK(w.sink->choices.at(0).ids == said);
+    CHECK(w.sink->choices.at(0).cause == finish_cause::tool_calls);
   }
   SUBCASE("a named choice ends with stop") {
     o.named_tool = true;
     w.start(std::move(o));
     w.step({w.said(0, call + close)});
+    w.step({w.said(0, std::vector<int32_t>{1}, end_cause::eos)});
     CHECK(w.sink->choices.at(0).cause == finish_cause::stop);
   }
   SUBCASE("the end token after a call") {
