@@ -75,7 +75,7 @@ private:
   bool build_scalar(od::value& in, json_value& out) {
     out.text = trimmed(in.raw_json_token());
     if (out.text == "null") {
-      out.kind = json_kind::null;
+      out = {};
     } else if (out.text == "true" || out.text == "false") {
       out.kind = json_kind::boolean;
     } else if (is_json_number(out.text)) {

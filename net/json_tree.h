@@ -17,7 +17,7 @@ const char* name(json_kind); // "null", "boolean", ...
 // Views point into the document that made the value.
 struct json_value {
   json_kind kind = json_kind::null;
-  std::string_view text;              // string: unescaped; number, boolean: as written
+  std::string_view text;              // string: unescaped; number, boolean: as written; else empty
   std::vector<std::string_view> keys; // object: keys[i] belongs to items[i]
   std::vector<json_value> items;      // array, object
 
