@@ -129,6 +129,7 @@ void prompt_builder::truncate(turn_prepared::prompt& p, const chat_request& requ
 void prompt_builder::fit(turn_prepared::prompt& p, const chat_request& request, bool is_cut) const {
   const int64_t context = config_.max_context, n = static_cast<int64_t>(p.ids.size());
   if (n == 0) throw refused_request{"The prompt is empty: it needs at least one token.", "prompt"};
+  if (request.max_tokens == 0) throw refused_request{"max_tokens must be at least 1, got 0.", "max_tokens"};
   const int64_t wanted = std::max<int64_t>(request.max_tokens, 0);
   if (n >= context || (wanted > context - n && !config_.values.clamp_max_tokens)) {
     const std::string at_least = is_cut ? "at least " : "";
@@ -177,6 +178,7 @@ void prompt_builder::build_completions(turn_prepared& out) const {
     p.ids = ids;
     if (request.echo) p.text = text_->words()->decode(ids, request.skip_special_tokens);
   }
+  if (out.prompts.empty()) throw refused_request{"There is no prompt.", "prompt"};
   for (auto& p : out.prompts) {
     expand(p, {}); // an image placeholder has no image here
     truncate(p, request);

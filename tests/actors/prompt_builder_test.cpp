@@ -76,6 +76,10 @@ TEST_CASE("prompt_builder: truncation keeps the last tokens") {
 TEST_CASE("prompt_builder: empty prompts, foreign ids and stray placeholders are refused") {
   const auto b = builder();
   CHECK(b.prepare(completion({})).failure.status == 400);
+  CHECK(b.prepare(completion({5}, 0)).failure.param == "max_tokens");
+  auto none = completion({5});
+  none.prompt_ids.clear();
+  CHECK(b.prepare(none).failure.param == "prompt");
   CHECK(b.prepare(completion({1 << 30})).failure.message.find("out of vocabulary") != std::string::npos);
   CHECK(b.prepare(completion({*tiny_text()->words()->added_id(marker)})).failure.status == 400);
 }
