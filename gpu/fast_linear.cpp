@@ -110,9 +110,6 @@ template <int Rows, int Panels, class Weight> HWY_INLINE void rows_of(block& b, 
   }
 }
 
-// Rows that read a block of weights straight from memory; more of them share a widened copy.
-constexpr int few_rows = 8;
-
 template <int Panels, class Weight> void multiply_rows(block b, int64_t n_rows, const Weight* w) {
   if constexpr (n_lanes == 16) {
     if constexpr (Panels == 1) {
@@ -130,19 +127,6 @@ template <int Panels, class Weight> void multiply_rows(block b, int64_t n_rows, 
   if constexpr (Panels * n_lanes <= 32) rows_of<2, Panels>(b, n_rows, w);
   rows_of<1, Panels>(b, n_rows, w);
 }
-
-// bf16 weights that several passes of rows read are widened once.
-void widen_and_multiply(block b, int64_t n_rows, const uint32_t* w) {
-  HWY_ALIGN float wide[k_block * panel_columns];
-  for (int64_t k = 0; k < b.n_k; ++k) {
-    vec column[n_vectors];
-    load_row(w + k * bf16_words, column);
-#pragma GCC unroll 4
-    for (int v = 0; v < n_vectors; ++v) hn::Store(column[v], floats(), wide + k * panel_columns + v * n_lanes);
-  }
-  multiply_rows<1>(b, n_rows, static_cast<const float*>(wide));
-}
-void widen_and_multiply(const block& b, int64_t n_rows, const float* w) { multiply_rows<1>(b, n_rows, w); }
 
 // Panels p .. p + n - 1 (n = 1, 2, 4), all rows, all blocks of k.
 template <class Weight>
@@ -165,8 +149,6 @@ void multiply_panels(const host_matrix& m, const Weight* weights, int64_t p, int
       multiply_rows<4>(b, n_rows, w);
     else if (n == 2)
       multiply_rows<2>(b, n_rows, w);
-    else if (n_rows > few_rows)
-      widen_and_multiply(b, n_rows, w);
     else
       multiply_rows<1>(b, n_rows, w);
     k += k_block;

@@ -1,6 +1,7 @@
-// Two loops over threads: gate and up of some columns with their activation, then down of some columns. An element of
-// the result never depends on how rows are grouped, because every linear has a fixed order of its sum and the slots of
-// a row are added in slot order at the end.
+// Enough experts or rows: an item is an expert with some of its rows from end to end, so that what lies between the
+// matrices stays in one core's cache. Few: two loops, gate and up of some columns with their activation, then down of
+// some columns. An element of the result never depends on how rows are grouped, because every linear has a fixed order
+// of its sum and the slots of a row are added in slot order at the end.
 #include "gpu/fast_moe.h"
 
 #include <algorithm>
@@ -9,9 +10,13 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t item_panels = 2; // outputs of one item: small enough to share an expert between threads
-
-int64_t n_items(const host_matrix& m) { return (m.n_panels() + item_panels - 1) / item_panels; }
+// Panels of one item: a few items a thread, because experts differ in rows; two panels at least, which is what one row
+// needs to keep enough sums in flight.
+int64_t panels_of_item(int64_t n_batches, const host_matrix& m, const host_threads& threads) {
+  return std::clamp<int64_t>(n_batches * m.n_panels() / (6 * threads.size()), std::min<int64_t>(2, m.n_panels()),
+                             m.n_panels());
+}
+int64_t n_items(const host_matrix& m, int64_t panels) { return (m.n_panels() + panels - 1) / panels; }
 
 struct mlp {
   const host_matrix *gate, *up, *down;
@@ -22,8 +27,8 @@ struct mlp {
 };
 
 // Columns of one item: g = activation(gate x, up x).
-void first_half(vector_level level, const mlp& e, int64_t item, float limit) {
-  const int64_t p = item * item_panels, last = std::min(p + item_panels, e.gate->n_panels());
+void first_half(vector_level level, const mlp& e, int64_t item, int64_t panels, float limit) {
+  const int64_t p = item * panels, last = std::min(p + panels, e.gate->n_panels());
   const int64_t width = e.gate->out, from = p * panel_columns, n = std::min(last * panel_columns, width) - from;
   linear_panels(level, *e.gate, p, last, e.g, width, e.x, e.gate->in, e.n_rows);
   linear_panels(level, *e.up, p, last, e.u, width, e.x, e.gate->in, e.n_rows);
@@ -33,9 +38,14 @@ void first_half(vector_level level, const mlp& e, int64_t item, float limit) {
     activate(e.g + r * width + from, e.u + r * width + from, n, e.weight == nullptr ? 1 : e.weight[r], limit);
 }
 
-void second_half(vector_level level, const mlp& e, int64_t item) {
-  const int64_t p = item * item_panels, last = std::min(p + item_panels, e.down->n_panels());
+void second_half(vector_level level, const mlp& e, int64_t item, int64_t panels) {
+  const int64_t p = item * panels, last = std::min(p + panels, e.down->n_panels());
   linear_panels(level, *e.down, p, last, e.out, e.down->out, e.g, e.down->in, e.n_rows);
+}
+
+void whole(vector_level level, const mlp& e, float limit) {
+  first_half(level, e, 0, e.gate->n_panels(), limit);
+  second_half(level, e, 0, e.down->n_panels());
 }
 
 // Sorts the slots that the set holds by expert: batches, the row of each place, the place of each slot.
@@ -87,6 +97,72 @@ void resize(std::vector<float>& v, int64_t n) {
   if (static_cast<int64_t>(v.size()) < n) v.resize(static_cast<size_t>(n));
 }
 
+// Rows [from, to) of every batch in turn are one item of the loop of whole experts.
+struct piece {
+  size_t batch;
+  int64_t from, to;
+};
+
+// About four pieces a thread, eight rows at least, which is what one pass holds in registers.
+std::vector<piece> cut(const moe_workspace& w, const host_threads& threads) {
+  std::vector<piece> pieces;
+  const auto n_places = static_cast<int64_t>(w.rows.size());
+  for (size_t b = 0; b < w.batches.size(); ++b) {
+    const int64_t n = w.batches[b].n_rows;
+    const int64_t parts = std::clamp<int64_t>(n * 4 * threads.size() / n_places, 1, (n + 7) / 8);
+    for (int64_t i = 0; i < parts; ++i) pieces.push_back({b, n * i / parts, n * (i + 1) / parts});
+  }
+  return pieces;
+}
+
+void run_piece(vector_level level, moe_workspace& w, const piece& p, const tensor& x, int64_t dim, float limit) {
+  thread_local std::vector<float> gathered, g, u;
+  const auto& b = w.batches[p.batch];
+  const int64_t n = p.to - p.from, first = b.first + p.from, width = b.of->gate->out;
+  resize(gathered, n * dim);
+  resize(g, n * width);
+  resize(u, n * width);
+  for (int64_t i = 0; i < n; ++i)
+    std::memcpy(gathered.data() + i * dim, x.f32() + w.rows[static_cast<size_t>(first + i)] * dim,
+                static_cast<size_t>(dim) * sizeof(float));
+  whole(level,
+        {b.of->gate.get(), b.of->up.get(), b.of->down.get(), gathered.data(), g.data(), u.data(),
+         w.down.data() + first * dim, w.slot_weight.data() + first, n},
+        limit);
+}
+
+// Fewer experts than threads: all rows of all of them, column by column.
+void run_columns(vector_level level, host_threads& threads, moe_workspace& w, const tensor& x, int64_t dim,
+                 float limit) {
+  const auto n_places = static_cast<int64_t>(w.rows.size());
+  const host_matrix &gate = *w.batches[0].of->gate, &down = *w.batches[0].of->down;
+  resize(w.x, n_places * dim);
+  resize(w.gate, n_places * gate.out);
+  resize(w.up, n_places * gate.out);
+  for (int64_t i = 0; i < n_places; ++i)
+    std::memcpy(w.x.data() + i * dim, x.f32() + w.rows[static_cast<size_t>(i)] * dim,
+                static_cast<size_t>(dim) * sizeof(float));
+  const auto batch = [&](int64_t i) {
+    const auto& b = w.batches[static_cast<size_t>(i)];
+    return mlp{b.of->gate.get(),
+               b.of->up.get(),
+               b.of->down.get(),
+               w.x.data() + b.first * dim,
+               w.gate.data() + b.first * gate.out,
+               w.up.data() + b.first * gate.out,
+               w.down.data() + b.first * dim,
+               w.slot_weight.data() + b.first,
+               b.n_rows};
+  };
+  const auto n_batches = static_cast<int64_t>(w.batches.size());
+  const int64_t wide = panels_of_item(n_batches, gate, threads), first_items = n_items(gate, wide);
+  const int64_t deep = panels_of_item(n_batches, down, threads), second_items = n_items(down, deep);
+  threads.for_each(n_batches * first_items,
+                   [&](int64_t i) { first_half(level, batch(i / first_items), i % first_items, wide, limit); });
+  threads.for_each(n_batches * second_items,
+                   [&](int64_t i) { second_half(level, batch(i / second_items), i % second_items, deep); });
+}
+
 } // namespace
 
 void experts_fast(vector_level level, host_threads& threads, moe_workspace& w, tensor y, tensor x,
@@ -96,44 +172,20 @@ void experts_fast(vector_level level, host_threads& threads, moe_workspace& w, t
   if (n_rows == 0) return;
   const int64_t dim = y.n_elements() / n_rows;
   group_rows(w, set, ids, weights);
-  const auto n_places = static_cast<int64_t>(w.rows.size());
-  const int64_t width = w.batches.empty() ? 0 : w.batches[0].of->gate->out;
-  resize(w.x, n_places * dim);
-  resize(w.gate, n_places * width);
-  resize(w.up, n_places * width);
-  resize(w.down, n_places * dim);
-  each_row(threads, n_places, [&](int64_t i) {
-    std::memcpy(w.x.data() + i * dim, x.f32() + w.rows[static_cast<size_t>(i)] * dim,
-                static_cast<size_t>(dim) * sizeof(float));
-  });
-  const auto batch = [&](int64_t b) {
-    const auto& of = w.batches[static_cast<size_t>(b)];
-    return mlp{of.of->gate.get(),
-               of.of->up.get(),
-               of.of->down.get(),
-               w.x.data() + of.first * dim,
-               w.gate.data() + of.first * width,
-               w.up.data() + of.first * width,
-               w.down.data() + of.first * dim,
-               w.slot_weight.data() + of.first,
-               of.n_rows};
-  };
-  const auto n_batches = static_cast<int64_t>(w.batches.size());
-  if (n_batches > 0) {
-    const int64_t first_items = n_items(*w.batches[0].of->gate), second_items = n_items(*w.batches[0].of->down);
-    threads.for_each(n_batches * first_items,
-                     [&](int64_t i) { first_half(level, batch(i / first_items), i % first_items, limit); });
-    threads.for_each(n_batches * second_items,
-                     [&](int64_t i) { second_half(level, batch(i / second_items), i % second_items); });
-  }
-  const auto sum_row = [&](int64_t r) {
+  resize(w.down, static_cast<int64_t>(w.rows.size()) * dim);
+  const std::vector<piece> pieces = cut(w, threads);
+  const auto n_pieces = static_cast<int64_t>(pieces.size());
+  if (n_pieces >= threads.size())
+    threads.for_each(n_pieces, [&](int64_t i) { run_piece(level, w, pieces[static_cast<size_t>(i)], x, dim, limit); });
+  else if (n_pieces > 0)
+    run_columns(level, threads, w, x, dim, limit);
+  each_row(threads, n_rows, [&](int64_t r) {
     float* row = y.f32() + r * dim;
     std::memset(row, 0, static_cast<size_t>(dim) * sizeof(float));
     for (int64_t j = 0; j < k; ++j)
       if (const int64_t place = w.places[static_cast<size_t>(r * k + j)]; place >= 0)
         add(level, row, w.down.data() + place * dim, dim);
-  };
-  each_row(threads, n_rows, sum_row);
+  });
 }
 
 void gated_mlp_fast(vector_level level, host_threads& threads, moe_workspace& w, tensor y, tensor x, const matrix& gate,
@@ -143,12 +195,32 @@ void gated_mlp_fast(vector_level level, host_threads& threads, moe_workspace& w,
   resize(w.gate, n_rows * gate.out);
   resize(w.up, n_rows * gate.out);
   resize(w.down, n_rows * down.out);
-  const mlp e = {&as_host(gate), &as_host(up),  &as_host(down), x.f32(), w.gate.data(),
-                 w.up.data(),    w.down.data(), nullptr,        n_rows};
-  threads.for_each(n_items(*e.gate), [&](int64_t i) { first_half(level, e, i, limit); });
-  threads.for_each(n_items(*e.down), [&](int64_t i) { second_half(level, e, i); });
-  each_row(threads, n_rows,
-           [&](int64_t r) { add(level, y.f32() + r * down.out, w.down.data() + r * down.out, down.out); });
+  const auto rows = [&](int64_t first, int64_t n) {
+    return mlp{&as_host(gate),
+               &as_host(up),
+               &as_host(down),
+               x.f32() + first * gate.in,
+               w.gate.data() + first * gate.out,
+               w.up.data() + first * gate.out,
+               w.down.data() + first * down.out,
+               nullptr,
+               n};
+  };
+  const auto add_row = [&](int64_t r) { add(level, y.f32() + r * down.out, w.down.data() + r * down.out, down.out); };
+  const int64_t parts = std::min<int64_t>(2 * threads.size(), n_rows / 8);
+  if (parts >= threads.size()) {
+    threads.for_each(parts, [&](int64_t i) {
+      const int64_t first = n_rows * i / parts, last = n_rows * (i + 1) / parts;
+      whole(level, rows(first, last - first), limit);
+      for (int64_t r = first; r < last; ++r) add_row(r);
+    });
+    return;
+  }
+  const mlp e = rows(0, n_rows);
+  const int64_t wide = panels_of_item(1, *e.gate, threads), deep = panels_of_item(1, *e.down, threads);
+  threads.for_each(n_items(*e.gate, wide), [&](int64_t i) { first_half(level, e, i, wide, limit); });
+  threads.for_each(n_items(*e.down, deep), [&](int64_t i) { second_half(level, e, i, deep); });
+  each_row(threads, n_rows, add_row);
 }
 
 } // namespace troupe

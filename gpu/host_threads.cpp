@@ -3,6 +3,7 @@
 
 #include "storage/check.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace troupe {
@@ -21,9 +22,9 @@ void relax() {
 
 } // namespace
 
-host_threads::host_threads(int n_threads) {
+host_threads::host_threads(int n_threads) : parts_(static_cast<size_t>(std::max(n_threads, 1))) {
   TROUPE_CHECK(n_threads >= 1, "a pool has at least the calling thread");
-  for (int i = 1; i < n_threads; ++i) threads_.emplace_back([this] { serve(); });
+  for (size_t i = 1; i < parts_.size(); ++i) threads_.emplace_back([this, i] { serve(i); });
 }
 
 host_threads::~host_threads() {
@@ -37,15 +38,19 @@ void host_threads::run(int64_t n_items, call work, const void* context) {
   TROUPE_CHECK(n_items < INT32_MAX, "the items of a loop fit in 32 bits");
   // No thread is inside take_items with an open item here: the loop before has finished all of its own.
   const uint32_t round = round_.load(std::memory_order_relaxed) + 1;
-  next_.store(static_cast<uint64_t>(round - 1) << 32 | UINT32_MAX); // nobody takes while the fields change
+  const auto n_parts = static_cast<int64_t>(parts_.size());
+  const uint64_t closed = static_cast<uint64_t>(round - 1) << 32 | UINT32_MAX;
+  for (part& p : parts_) p.next.store(closed); // nobody takes while the fields change
   call_.store(work, std::memory_order_release);
   context_.store(context, std::memory_order_release);
   n_items_.store(n_items, std::memory_order_release);
   n_open_.store(n_items, std::memory_order_release);
-  next_.store(static_cast<uint64_t>(round) << 32);
+  for (int64_t t = 0; t < n_parts; ++t)
+    parts_[static_cast<size_t>(t)].next.store(static_cast<uint64_t>(round) << 32 |
+                                              static_cast<uint64_t>(n_items * t / n_parts));
   round_.store(round);
   round_.notify_all();
-  take_items(round);
+  take_items(round, 0);
   // Another thread is inside its last item: a microsecond or so, unless the host took its processor away.
   for (int i = 0; n_open_.load(std::memory_order_acquire) != 0; ++i) {
     if (i < patient_spins)
@@ -55,23 +60,31 @@ void host_threads::run(int64_t n_items, call work, const void* context) {
   }
 }
 
-void host_threads::take_items(uint32_t round) {
-  uint64_t at = next_.load();
-  for (;;) {
-    if (static_cast<uint32_t>(at >> 32) != round) return;
-    const auto item = static_cast<int64_t>(static_cast<uint32_t>(at));
-    const call work = call_.load(std::memory_order_acquire);
-    const void* context = context_.load(std::memory_order_acquire);
-    if (item >= n_items_.load(std::memory_order_acquire)) return;
-    // The exchange fails if the round has changed, so work and context above belong to the item.
-    if (!next_.compare_exchange_weak(at, at + 1)) continue;
-    work(context, item);
-    n_open_.fetch_sub(1, std::memory_order_release);
-    at = next_.load();
+void host_threads::take_items(uint32_t round, size_t thread) {
+  const call work = call_.load(std::memory_order_acquire);
+  const void* context = context_.load(std::memory_order_acquire);
+  const int64_t n_items = n_items_.load(std::memory_order_acquire);
+  const auto n_parts = static_cast<int64_t>(parts_.size());
+  int64_t n_done = 0;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const size_t whose = (thread + i) % parts_.size();
+    const int64_t end = n_items * static_cast<int64_t>(whose + 1) / n_parts;
+    std::atomic<uint64_t>& next = parts_[whose].next;
+    uint64_t at = next.load();
+    for (;;) {
+      if (static_cast<uint32_t>(at >> 32) != round || static_cast<uint32_t>(at) >= end) break;
+      // The exchange fails if the round has changed, so work, context and n_items belong to the item. While this thread
+      // has not reported it, the loop does not end and the round stays.
+      if (!next.compare_exchange_weak(at, at + 1)) continue;
+      work(context, static_cast<uint32_t>(at));
+      ++n_done;
+      at = next.load();
+    }
   }
+  if (n_done > 0) n_open_.fetch_sub(n_done, std::memory_order_release);
 }
 
-void host_threads::serve() {
+void host_threads::serve(size_t thread) {
   uint32_t seen = 0;
   for (;;) {
     const auto give_up = std::chrono::steady_clock::now() + spin_time;
@@ -85,7 +98,7 @@ void host_threads::serve() {
     }
     if (stopping_) return;
     seen = round;
-    take_items(round);
+    take_items(round, thread);
   }
 }
 

@@ -9,7 +9,7 @@ namespace {
 // Multiply-adds below which waking a thread costs more than it saves: about 2 us of one core (AMD EPYC 9004, 2 cores,
 // 2026-11).
 constexpr int64_t least_work = 48 * 1024;
-constexpr int64_t item_rows = 64; // enough to pay for widening a panel once an item
+constexpr int64_t least_rows = 8; // of a part: what one pass holds in registers
 
 void run_groups(vector_level level, host_threads& threads, float* y, const float* x,
                 std::span<const matrix* const> groups, int64_t n_rows) {
@@ -24,13 +24,17 @@ void run_groups(vector_level level, host_threads& threads, float* y, const float
     for (int64_t g = 0; g < n_groups; ++g) run(g, 0, shape.n_panels(), 0, n_rows);
     return;
   }
-  // At least two items a thread where there are panels for it, four panels at most: a single row wants four at once.
-  const int64_t panels = std::clamp<int64_t>(n_groups * shape.n_panels() / (2 * threads.size()), 1, 4);
-  const int64_t by_panels = (shape.n_panels() + panels - 1) / panels, by_rows = (n_rows + item_rows - 1) / item_rows;
-  threads.for_each(n_groups * by_panels * by_rows, [&](int64_t item) {
-    const int64_t r = item % by_rows * item_rows, p = item / by_rows % by_panels * panels,
-                  g = item / by_rows / by_panels;
-    run(g, p, std::min(p + panels, shape.n_panels()), r, std::min(item_rows, n_rows - r));
+  // Many rows: a part of them for each thread, which then finds its own rows in its cache. Few rows: all of them in
+  // every item. Panels are cut so that a thread has about four items; one row wants four panels at once.
+  const int64_t n_threads = threads.size();
+  const int64_t by_rows = n_rows >= least_rows * n_threads ? n_threads : 1;
+  const int64_t per_thread = by_rows == 1 ? 2 * n_threads : 4;
+  const int64_t panels = std::clamp<int64_t>(n_groups * shape.n_panels() / per_thread, 1, by_rows == 1 ? 4 : 64);
+  const int64_t by_panels = (shape.n_panels() + panels - 1) / panels;
+  threads.for_each(by_rows * n_groups * by_panels, [&](int64_t item) {
+    const int64_t p = item % by_panels * panels, g = item / by_panels % n_groups, part = item / by_panels / n_groups;
+    const int64_t r = n_rows * part / by_rows;
+    run(g, p, std::min(p + panels, shape.n_panels()), r, n_rows * (part + 1) / by_rows - r);
   });
 }
 
