@@ -114,7 +114,7 @@ enum class quantiser : uint8_t {
   fp8_32,
   fp4_e8m0_32,
   fp4_e4m3_16
-};                                                          // model.md 2.7: QDQ_fp8, QDQ_fp4_e8m0_32, QDQ_fp4_e4m3_16
+}; // model.md 2.7: QDQ_fp8, QDQ_fp4_e8m0_32, QDQ_fp4_e4m3_16
 enum class engram_format : uint8_t { fp8, mxint4, mxint3, bf16 }; // exl3.md 14.1, 14.3, 14.4; bf16: no scales
 
 // A captured sequence of operations with fixed arguments.
@@ -212,10 +212,10 @@ public:
 class collective;
 
 struct host_backend_config {
-  int n_threads = 0;           // 0 is refused; the caller decides
+  int n_threads = 0;                // 0 is refused; the caller decides
   int64_t memory_bytes = INT64_MAX; // pretended device memory; allocations past it fail by name
-  bool scalar_only = false;    // the twins alone: the truth that vector code is compared with
-  collective* group = nullptr; // borrowed; nullptr: one rank
+  bool scalar_only = false;         // the twins alone: the truth that vector code is compared with
+  collective* group = nullptr;      // borrowed; nullptr: one rank
 };
 std::unique_ptr<backend> make_host_backend(const host_backend_config&);
 
