@@ -9,10 +9,10 @@
 namespace troupe {
 
 struct attention_kernels {
-  // One head: o (dim) = softmax over n >= 1 keys (= values, unless `values` is given) of q k * scale, and a sink that
-  // has no value (minus infinity: none). score (n) is scratch.
-  void (*attend)(float* o, const float* q, const float* const* keys, const float* const* values, int64_t n, int64_t dim,
-                 float scale, float sink, float* score);
+  // Heads over the same n >= 1 keys: o (heads, dim) = softmax of q k * scale and of sinks (heads), which have no value,
+  // times the keys, or `values` where given. sinks nullptr: none. score (heads, n) is scratch.
+  void (*attend)(float* o, const float* q, const float* const* keys, const float* const* values, int64_t n,
+                 int64_t heads, int64_t dim, float scale, const float* sinks, float* score);
   // x (heads, dim): the last n elements of a head as pairs; cosine and sine (n), each value twice, the sine of the even
   // element negated.
   void (*rotate)(float* x, const float* cosine, const float* sine, int64_t n, int64_t heads, int64_t dim);

@@ -145,15 +145,13 @@ void attention_fast(fast_context& c, const attention_args& a, const step_rows& r
     const int64_t r = item / by_heads, first = item % by_heads * per_item;
     visible_rows(a, rows, r, keys);
     const auto n = static_cast<int64_t>(keys.size());
-    score.resize(keys.size());
-    for (int64_t h = first; h < std::min(first + per_item, heads); ++h) {
-      float* o = a.o.f32() + (r * heads + h) * dim;
-      if (n == 0)
-        std::fill_n(o, dim, 0.0F);
-      else
-        c.heads.attend(o, a.q.f32() + (r * heads + h) * dim, keys.data(), nullptr, n, dim, a.scale, a.sink.f32()[h],
-                       score.data());
-    }
+    const int64_t some = std::min(per_item, heads - first), at = (r * heads + first) * dim;
+    score.resize(keys.size() * static_cast<size_t>(some));
+    if (n == 0)
+      std::fill_n(a.o.f32() + at, some * dim, 0.0F);
+    else
+      c.heads.attend(a.o.f32() + at, a.q.f32() + at, keys.data(), nullptr, n, some, dim, a.scale, a.sink.f32() + first,
+                     score.data());
   };
   c.threads.for_each(n_rows * by_heads, attend);
 }
@@ -217,8 +215,8 @@ void attention_full_fast(fast_context& c, tensor o, tensor q, tensor k, tensor v
       keys[static_cast<size_t>(i)] = k.f32() + (i * heads + h) * dim;
       values[static_cast<size_t>(i)] = v.f32() + (i * heads + h) * dim;
     }
-    c.heads.attend(o.f32() + (r * heads + h) * dim, q.f32() + (r * heads + h) * dim, keys.data(), values.data(), n, dim,
-                   scale, -std::numeric_limits<float>::infinity(), score.data());
+    c.heads.attend(o.f32() + (r * heads + h) * dim, q.f32() + (r * heads + h) * dim, keys.data(), values.data(), n, 1,
+                   dim, scale, nullptr, score.data());
   });
 }
 

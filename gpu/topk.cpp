@@ -4,6 +4,7 @@
 #include "gpu/dot.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -13,17 +14,23 @@ namespace {
 
 constexpr float lowest = -std::numeric_limits<float>::infinity();
 
-// The `k` best of `of` under (score descending, number ascending), then ascending by number.
+// Smaller is better: the score descending in the upper half, the number ascending in the lower one. Both zeros are one.
+uint64_t rank_of(float score, int32_t number) {
+  const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0F);
+  const uint32_t ascending = (bits & 0x80000000) != 0 ? ~bits : bits | 0x80000000;
+  return static_cast<uint64_t>(~ascending) << 32 | static_cast<uint32_t>(number);
+}
+
+// The `k` best of `of` under (score descending, number ascending). `of` is and stays ascending.
 void keep_best(std::vector<int32_t>& of, const std::vector<float>& score, size_t k) {
-  if (of.size() > k) {
-    std::nth_element(of.begin(), of.begin() + static_cast<std::ptrdiff_t>(k), of.end(), [&](int32_t a, int32_t b) {
-      return score[static_cast<size_t>(a)] != score[static_cast<size_t>(b)]
-                 ? score[static_cast<size_t>(a)] > score[static_cast<size_t>(b)]
-                 : a < b;
-    });
-    of.resize(k);
-  }
-  std::sort(of.begin(), of.end());
+  if (of.size() <= k) return;
+  if (k == 0) return of.clear();
+  thread_local std::vector<uint64_t> ranks;
+  ranks.clear();
+  for (const int32_t e : of) ranks.push_back(rank_of(score[static_cast<size_t>(e)], e));
+  std::nth_element(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(k - 1), ranks.end());
+  const uint64_t last = ranks[k - 1];
+  std::erase_if(of, [&](int32_t e) { return rank_of(score[static_cast<size_t>(e)], e) > last; });
 }
 
 void write_list(tensor to, int64_t row, const std::vector<int32_t>& list) {
