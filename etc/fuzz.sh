@@ -34,12 +34,14 @@ status=0
 for t in "${targets[@]}"; do
   [ -n "${sources[$t]:-}" ] || { echo "fuzz: no target '$t'" >&2; exit 2; }
   # shellcheck disable=SC2086
-  clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -I. -DSPDLOG_COMPILED_LIB -DSPDLOG_FMT_EXTERNAL \
+  clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize=null -I. -DSPDLOG_COMPILED_LIB -DSPDLOG_FMT_EXTERNAL \
     -DBOOST_ASIO_DISABLE_CONCEPTS "tests/fuzz/${t}_fuzz.cpp" ${sources[$t]} -o "$out/$t" \
-    -lsimdjson -lpcre2-8 -lutf8proc -lpng -ljpeg -lspdlog -lfmt -lpthread
+    -lsimdjson -lpcre2-8 -lutf8proc -lpng -ljpeg -lspdlog -lfmt -lprometheus-cpp-core -lcaf_core -lpthread
   mkdir -p "$out/found/$t" "$out/crash/$t"
+  dictionary=()
+  [ ! -e "tests/fuzz/$t.dict" ] || dictionary=("-dict=tests/fuzz/$t.dict")
   echo "fuzz: $t for $seconds s"
-  "$out/$t" -max_total_time="$seconds" -timeout=30 -rss_limit_mb=4096 -max_len=16384 -print_final_stats=1 \
+  "$out/$t" -max_total_time="$seconds" -timeout=30 -rss_limit_mb=4096 -max_len=16384 -print_final_stats=1 "${dictionary[@]}" \
     -artifact_prefix="$out/crash/$t/" "$out/found/$t" "tests/fuzz/corpus/$t" >"$out/$t.log" 2>&1 || status=1
   start=$(sed -n 's/.*INITED *cov: \([0-9]*\).*/\1/p' "$out/$t.log" | head -n 1)
   end=$(sed -n 's/.*cov: \([0-9]*\).*/\1/p' "$out/$t.log" | tail -n 1)

@@ -17,19 +17,6 @@ void request_problem::add(api_error e) {
   if (!first_) first_ = std::move(e);
 }
 
-std::string quoted(std::string_view text, size_t limit) {
-  bool cut = false;
-  if (text.size() > limit) {
-    while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0) == 0x80) limit--;
-    text = text.substr(0, limit);
-    cut = true;
-  }
-  std::string out;
-  for (const char c : text) out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  if (cut) out += "...";
-  return out;
-}
-
 std::optional<double> to_number(const json_value& v) {
   if (!v.is(json_kind::number)) return {};
   double d = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "actors/turn_sink.h"
+#include "net/json_text.h"
 #include "net/json_tree.h"
 
 #include <cstdint>
@@ -24,9 +25,6 @@ public:
 private:
   std::optional<api_error> first_;
 };
-
-// At most `limit` bytes of a client's text for an error message, cut between characters, control bytes replaced.
-std::string quoted(std::string_view client_text, size_t limit = 100);
 
 // One object of a request. `path` is empty for the body itself, else "messages[1]", "stream_options", ...
 class field_reader {

@@ -54,4 +54,17 @@ void append_json_float(std::string& out, float value) {
   out.append(digits, r.ptr);
 }
 
+std::string quoted(std::string_view text, size_t limit) {
+  bool cut = false;
+  if (text.size() > limit) {
+    while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0) == 0x80) limit--;
+    text = text.substr(0, limit);
+    cut = true;
+  }
+  std::string out;
+  for (const char c : text) out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  if (cut) out += "...";
+  return out;
+}
+
 } // namespace troupe

@@ -1,6 +1,8 @@
 // Walks simdjson's on-demand iterator once and builds the tree; on-demand because the dom form loses number spelling.
 #include "net/json_tree.h"
 
+#include "net/json_text.h"
+
 #include <fmt/format.h>
 #include <simdjson.h>
 
@@ -81,7 +83,7 @@ private:
     } else if (is_json_number(out.text)) {
       out.kind = json_kind::number;
     } else {
-      return fail(fmt::format("'{}' is not a JSON value", out.text.substr(0, 20)));
+      return fail(fmt::format("'{}' is not a JSON value", quoted(out.text, 20)));
     }
     return true;
   }

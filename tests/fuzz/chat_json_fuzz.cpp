@@ -1,12 +1,9 @@
 // libFuzzer target: no body makes the request parsers crash, and every body is either refused with a whole error or
-// gives values within their ranges. First byte: which endpoint; the rest: the body. Build and run, from the root:
-//   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -I. -DSPDLOG_COMPILED_LIB -DSPDLOG_FMT_EXTERNAL
-//     -fno-sanitize=null tests/fuzz/chat_json_fuzz.cpp
-//     net/{openai_request,chat_messages,chat_calls,chat_mode,tool_fields,sampling_fields,constraint_fields,fields,
-//     json_tree,python_json,data_uri,api_errors,json_text}.cpp
-//     -lsimdjson -lfmt -lcaf_core -o chat_json_fuzz
-//   ./chat_json_fuzz -max_len=8192 -dict=tests/fuzz/chat_json.dict <a folder for new inputs>
-//   tests/fuzz/corpus/chat_json
+// gives values within their ranges. First byte: which endpoint; the rest: the body.
+// Built and run by etc/fuzz.sh; a dictionary is beside it (-dict=tests/fuzz/chat_json.dict).
+// Sources: net/openai_request.cpp net/chat_messages.cpp net/chat_calls.cpp net/chat_mode.cpp
+// Sources: net/tool_fields.cpp net/sampling_fields.cpp net/constraint_fields.cpp net/fields.cpp
+// Sources: net/json_tree.cpp net/python_json.cpp net/data_uri.cpp net/api_errors.cpp net/json_text.cpp
 #include "net/api_errors.h"
 #include "net/json_text.h"
 #include "net/json_tree.h"

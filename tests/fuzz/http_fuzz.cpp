@@ -1,12 +1,11 @@
 // libFuzzer target: no bytes of a client make the HTTP side crash: the parser as the session sets it up, the route, the
-// guard, and the answer that the service gives. First byte: keys on or off; second: how the bytes are cut. Build and
-// run, from the root:
-//   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize=null -I. -DSPDLOG_COMPILED_LIB
-//     -DSPDLOG_FMT_EXTERNAL tests/fuzz/http_fuzz.cpp net/{service,routes,access,http_reply,http_head,metrics_text,
-//     answer_text,openai_request,chat_messages,chat_calls,chat_mode,tool_fields,sampling_fields,constraint_fields,fields,
-//     json_tree,python_json,data_uri,api_errors,json_text}.cpp actors/counters.cpp
-//     -lsimdjson -lspdlog -lfmt -lprometheus-cpp-core -lcaf_core -o http_fuzz
-//   ./http_fuzz -max_len=4096 -dict=tests/fuzz/http.dict <a folder for new inputs> tests/fuzz/corpus/http
+// guard, and the answer that the service gives. First byte: keys on or off; second: how the bytes are cut.
+// Built and run by etc/fuzz.sh; its dictionary is tests/fuzz/http.dict.
+// Sources: net/service.cpp net/routes.cpp net/access.cpp net/http_reply.cpp net/http_head.cpp
+// Sources: net/metrics_text.cpp net/answer_text.cpp net/openai_request.cpp net/chat_messages.cpp
+// Sources: net/chat_calls.cpp net/chat_mode.cpp net/tool_fields.cpp net/sampling_fields.cpp
+// Sources: net/constraint_fields.cpp net/fields.cpp net/json_tree.cpp net/python_json.cpp net/data_uri.cpp
+// Sources: net/api_errors.cpp net/json_text.cpp actors/counters.cpp
 #include "net/http_head.h"
 #include "net/http_parser.h"
 #include "net/openai_request.h"
