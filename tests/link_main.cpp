@@ -1,2 +1,3 @@
-// Link test: an empty program that pulls in one whole archive and only the libraries below it (style: strict order of folders).
+// Link test: an empty program that pulls in one whole archive and only the libraries below it (style: strict order of
+// folders).
 int main() { return 0; }
