@@ -55,12 +55,23 @@ std::vector<float> fp4(const stored_matrix& m) {
   return w;
 }
 
+// The stored sides may be padded to whole Hadamard blocks (exl3.md section 7): padded inputs are never read, padded
+// outputs are dropped.
 std::vector<float> exl3(const stored_matrix& m) {
-  check_trellis(m);
-  const std::vector<float> input_major = decode_exl3(m);
-  std::vector<float> w(input_major.size());
+  stored_matrix padded = m;
+  if (m.trellis.rank == 3) {
+    const auto stored = [](int64_t real, int64_t tiles) {
+      const int64_t n = tiles * 16;
+      return n > real && n - real < 128 ? n : real;
+    };
+    padded.in = stored(m.in, m.trellis.shape[0]);
+    padded.out = stored(m.out, m.trellis.shape[1]);
+  }
+  check_trellis(padded);
+  const std::vector<float> input_major = decode_exl3(padded);
+  std::vector<float> w(static_cast<size_t>(m.out * m.in));
   for (int64_t i = 0; i < m.in; ++i)
-    for (int64_t o = 0; o < m.out; ++o) w[o * m.in + i] = input_major[i * m.out + o];
+    for (int64_t o = 0; o < m.out; ++o) w[o * m.in + i] = input_major[i * padded.out + o];
   return w;
 }
 

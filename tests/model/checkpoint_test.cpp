@@ -316,3 +316,30 @@ TEST_CASE("stored_part: legacy sign words become +-1, side vectors that are not 
   m.svh = broken_files.find("m.svh");
   CHECK_THROWS_WITH(read_part(broken_files, m, {}), "m.suh: expected finite numbers, found none at 2");
 }
+
+TEST_CASE("stored_part: a packed matrix padded to 128 gives the outputs of its own size") {
+  // Stored 128 x 128 for a linear of 100 outputs and 90 inputs; the padded outputs have svh 0.
+  std::vector<uint16_t> trellis(8 * 8 * 32), ones(128, 0x3C00), svh(128, 0x3C00);
+  for (size_t i = 0; i < trellis.size(); ++i) trellis[i] = static_cast<uint16_t>(i * 40503U >> 3);
+  std::fill(svh.begin() + 100, svh.end(), uint16_t{0});
+  stored_matrix m;
+  m.how = stored_matrix::format::exl3;
+  m.name = "padded";
+  m.trellis = tensor(trellis.data(), dtype::i16, {8, 8, 32});
+  m.suh = tensor(ones.data(), dtype::f16, {128});
+  m.svh = tensor(svh.data(), dtype::f16, {128});
+  m.out = m.in = 128;
+  on_ranks(1, [&](backend& be, int) {
+    const auto whole = be.load(m);
+    stored_matrix cut = m;
+    cut.out = 100;
+    cut.in = 90;
+    const auto real = be.load(cut);
+    CHECK(real->out == 100);
+    std::vector<float> x(128), y(128), z(100);
+    for (size_t i = 0; i < 90; ++i) x[i] = static_cast<float>(i % 7) - 3;
+    be.linear(tensor(y.data(), dtype::f32, {1, 128}), tensor(x.data(), dtype::f32, {1, 128}), *whole);
+    be.linear(tensor(z.data(), dtype::f32, {1, 100}), tensor(x.data(), dtype::f32, {1, 90}), *real);
+    CHECK(std::equal(z.begin(), z.end(), y.begin()));
+  });
+}
