@@ -3,6 +3,7 @@
 
 #include "actors/ring.h"
 #include "actors/system.h"
+#include "storage/log.h"
 #include "tests/actors/doubles.h"
 
 #include <caf/all.hpp>
@@ -29,6 +30,7 @@ public:
   // Name of the actor and type of the message, counted.
   using trace = std::map<std::pair<std::string, const std::type_info*>, int>;
 
+  world() { spdlog::set_level(spdlog::level::warn); }
   caf::actor_system& system() { return system_; }
   ~world() {
     for (auto& a : owned_) caf::anon_send_exit(a, caf::exit_reason::user_shutdown);
