@@ -43,7 +43,10 @@ void churn(uint64_t seed) {
       c.has_left = true;
       caf::anon_send(c.actor, client_gone{c.turn});
     }
-    if (!clients.empty() && one_in(40)) any().sink->next_state = turn_sink::state::full;
+    if (!clients.empty() && one_in(40)) {
+      auto& state = any().sink->next_state;
+      if (state == turn_sink::state::ok) state = turn_sink::state::full; // a closed one stays closed
+    }
     if (!clients.empty() && one_in(60)) any().sink->next_state = turn_sink::state::closed;
     if (one_in(200)) r.tables->n_failures = 1;
     if (!clients.empty() && one_in(10)) {
