@@ -8,28 +8,30 @@
 namespace troupe {
 
 outbox::outbox(openai_stream stream, outbox_wire wire, size_t limit_bytes, bool openai_errors)
-    : stream_(std::move(stream)), wire_(std::move(wire)), limit_(limit_bytes), openai_errors_(openai_errors) {}
+    : stream_(std::move(stream)), wire_(std::make_shared<const outbox_wire>(std::move(wire))), limit_(limit_bytes),
+      openai_errors_(openai_errors) {}
 
-bool outbox::take_kick() { return !std::exchange(busy_, true); }
+outbox::shared_wire outbox::wire_to_kick() { return wire_ && !std::exchange(busy_, true) ? wire_ : nullptr; }
 
-void outbox::kick(bool needed) {
-  if (needed) wire_.post([self = shared_from_this()] { self->flush(); });
+void outbox::kick(const shared_wire& wire) {
+  if (wire) wire->post([self = shared_from_this()] { self->flush(); });
 }
 
 void outbox::open(std::span<const int32_t> prompt_ids) {
-  bool needed;
+  shared_wire wire;
   {
     std::lock_guard lock(mutex_);
     if (closed_ || stage_ != stage::waiting) return;
     stage_ = stage::open;
     stream_.append_open(next_, prompt_ids);
-    needed = take_kick();
+    wire = wire_to_kick();
   }
-  kick(needed);
+  kick(wire);
 }
 
 turn_sink::state outbox::push(std::span<const turn_delta> deltas) {
-  bool needed, full;
+  shared_wire wire;
+  bool full;
   {
     std::lock_guard lock(mutex_);
     if (closed_ || stage_ == stage::ended) return state::closed;
@@ -38,75 +40,83 @@ turn_sink::state outbox::push(std::span<const turn_delta> deltas) {
     if (stream_.finished()) stage_ = stage::ended;
     full = next_.size() > limit_ && stage_ == stage::open;
     was_full_ = was_full_ || full;
-    needed = !next_.empty() && take_kick();
+    if (!next_.empty()) wire = wire_to_kick();
   }
-  kick(needed);
+  kick(wire);
   return full ? state::full : state::ok;
 }
 
 void outbox::fail(const api_error& e) {
-  bool needed = false, unseen;
+  shared_wire wire;
+  bool unseen;
   {
     std::lock_guard lock(mutex_);
     if (closed_ || stage_ == stage::ended) return;
     unseen = stage_ == stage::waiting;
     stage_ = stage::ended;
     closed_ = unseen;
-    if (!unseen) {
+    if (unseen) {
+      wire = std::move(wire_);
+    } else {
       openai_stream::append_error(next_, e, openai_errors_);
-      needed = take_kick();
+      wire = wire_to_kick();
     }
   }
   if (unseen)
-    wire_.post([self = shared_from_this(), e] { self->wire_.refused(e); });
+    wire->post([wire, e] { wire->refused(e); });
   else
-    kick(needed);
+    kick(wire);
 }
 
 void outbox::close() {
+  shared_wire dropped; // after the lock
   std::lock_guard lock(mutex_);
   closed_ = true;
   next_.clear();
+  dropped = std::move(wire_);
 }
 
 void outbox::ping() {
-  bool needed;
+  shared_wire wire;
   {
     std::lock_guard lock(mutex_);
     if (closed_ || stage_ != stage::open || busy_) return;
     next_ += sse::ping;
-    needed = take_kick();
+    wire = wire_to_kick();
   }
-  kick(needed);
-}
-
-bool outbox::is_idle() {
-  std::lock_guard lock(mutex_);
-  return !busy_;
+  kick(wire);
 }
 
 void outbox::flush() {
-  bool last, resumes, gone;
+  shared_wire wire;
+  bool last, resumes;
   {
     std::lock_guard lock(mutex_);
-    gone = closed_;
-    if (closed_ || next_.empty()) {
+    if (!wire_ || next_.empty()) {
       busy_ = false;
-      if (!closed_) return; // a quiet stream, or the last write is done and was reported below
-    } else {
-      cur_.clear();
-      cur_.swap(next_);
+      return;
     }
+    cur_.clear();
+    cur_.swap(next_);
     last = stage_ == stage::ended;
     resumes = std::exchange(was_full_, false);
+    wire = wire_;
   }
-  if (gone) return wire_.finished(false);
-  if (resumes) wire_.resumed();
-  wire_.write(cur_, last, [self = shared_from_this(), last](bool ok) {
-    if (!ok) self->close();
-    if (ok && last) return self->wire_.finished(true);
-    self->flush();
-  });
+  if (resumes) wire->resumed();
+  wire->write(cur_, last, [self = shared_from_this(), last](bool ok) { self->written(ok, last); });
+}
+
+void outbox::written(bool ok, bool last) {
+  if (ok && !last) return flush();
+  shared_wire wire;
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    busy_ = false;
+    next_.clear();
+    wire = std::move(wire_);
+  }
+  if (wire) wire->finished(ok);
 }
 
 collector::collector(openai_answer answer, std::function<void(result)> done)

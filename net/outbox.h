@@ -34,19 +34,21 @@ public:
   state push(std::span<const turn_delta>) override;
   void fail(const api_error&) override;
 
-  void close();   // the client is gone; any thread
-  void ping();    // strand: a comment, if nothing is queued or being written
-  bool is_idle(); // nothing queued, nothing being written
+  void close(); // the client is gone: lets go of the wire; any thread
+  void ping();  // strand: a comment, if nothing is queued or being written
 
 private:
   enum class stage : uint8_t { waiting, open, ended };
-  bool take_kick();
-  void kick(bool);
+  using shared_wire = std::shared_ptr<const outbox_wire>;
+  shared_wire wire_to_kick(); // with mutex_ held: null if a flush is on its way or nobody listens
+  void kick(const shared_wire&);
   void flush();
+  void written(bool ok, bool last);
 
   std::mutex mutex_; // guards all below but cur_, which the strand owns while busy_
   openai_stream stream_;
-  outbox_wire wire_;
+  shared_wire wire_; // shared with the calls that use it; gone once closed, failed or finished, so a sink that outlives
+                     // its socket holds nothing of it
   std::string next_, cur_;
   size_t limit_;
   bool openai_errors_;

@@ -117,8 +117,8 @@ int run_serve(const loaded_config& config, const std::string& version) {
   if (!failed) spdlog::info("stop: finishing what is in flight (at most {} s)", s.drain_timeout_s);
   const bool all_ended = failed || engine.drain(std::chrono::seconds(s.drain_timeout_s));
   const bool all_sent = listener->stop(last_bytes);
+  engine.stop(); // lets go of every sink, and with it of the sockets
   listener.reset();
-  engine.stop();
   if (failed) return exit_refused;
   spdlog::info("stopped{}", all_ended && all_sent ? "" : ", some turns were cut short");
   return all_ended && all_sent ? exit_done : exit_cut_short;

@@ -146,6 +146,10 @@ session::task<session::read_result> session::read_body() {
   co_return read_result::request;
 }
 
+bool session::expects_continue() const {
+  return http::token_list(parser_->get()[http::field::expect]).exists("100-continue");
+}
+
 session::task<bool> session::serve_one() {
   auto read = co_await read_head();
   if (read == read_result::closed) co_return false;
@@ -163,15 +167,16 @@ session::task<bool> session::serve_one() {
       reply = shared_.answer_head(route_, head);
     }
     const auto length = parser_->content_length();
-    if (reply && head.has_body && !(length && *length <= small_body_bytes)) answer_.keep_alive = false;
+    // A refused body is not worth waiting for: unless it is small and on its way, the connection closes.
+    if (reply && head.has_body && (expects_continue() || !length || *length > small_body_bytes))
+      answer_.keep_alive = false;
     if (!reply && length && *length > static_cast<uint64_t>(shared_.config().max_body_bytes)) {
       answer_.keep_alive = false;
       reply = shared_.refuse(to_error(http::make_error_code(http::error::body_limit), shared_.config().max_body_bytes));
     }
   }
   if (answer_.keep_alive || !reply) {
-    if (head.has_body && http::token_list(parser_->get()[http::field::expect]).exists("100-continue"))
-      co_await write_text("HTTP/1.1 100 Continue\r\n\r\n");
+    if (head.has_body && expects_continue()) co_await write_text("HTTP/1.1 100 Continue\r\n\r\n");
     read = co_await read_body();
     if (read == read_result::closed) co_return false;
     if (read == read_result::refused) reply = shared_.refuse(refusal_);

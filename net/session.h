@@ -60,6 +60,7 @@ private:
   void peer_gone();
   const connection_actor& actor(const engine_port&, std::shared_ptr<const engine_port>);
   bool closes() const { return !answer_.keep_alive; }
+  bool expects_continue() const; // Precondition: the head was read
 
   boost::asio::ip::tcp::socket socket_;
   service& shared_;

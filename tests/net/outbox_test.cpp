@@ -212,3 +212,26 @@ TEST_CASE("collector: answers once, fails once, and not after a close") {
   gone.fail({500, "", "", "", 0});
   CHECK(n == 1);
 }
+
+TEST_CASE("outbox: a sink that outlives its socket holds nothing of it") {
+  const auto socket = std::make_shared<int>(1); // stands for what the wire's functions hold
+  const auto wire = [&](fake_socket& s) {
+    auto w = s.wire();
+    w.resumed = [socket] {};
+    return w;
+  };
+  for (int way = 0; way < 4; way++) {
+    CAPTURE(way);
+    fake_socket s;
+    auto box = std::make_shared<outbox>(openai_stream(streaming_style(), make_test_facts()), wire(s), 1000, false);
+    CHECK(socket.use_count() == 2);
+    if (way > 0) box->open({});
+    if (way == 0) box->fail({429, "", "x", "", 0}); // refused
+    if (way == 1) push_end(*box);                   // written to its end
+    if (way == 2) box->close();                     // the client left
+    if (way == 3) s.fails_writes = true;            // the write failed
+    s.run();
+    CHECK(socket.use_count() == 1);
+    CHECK(push_text(*box, "x") == turn_sink::state::closed);
+  }
+}
