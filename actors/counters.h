@@ -39,6 +39,7 @@ struct counters {
   std::atomic<phase> now{phase::starting};
   std::atomic<double> progress{0};      // of the phase, 0..1
   std::atomic<int64_t> last_step_us{0}; // steady clock, microseconds: progress of the engine loop
+  std::atomic<int64_t> step_sent_us{0}; // the same clock: when the step in the ring was sent; 0: none is
   // scheduler
   std::atomic<int64_t> running{0}, waiting{0}, steps{0}, rows{0}, refused{0}, paused{0};
   std::atomic<int64_t> prompt_tokens{0}, generated_tokens{0}, cached_tokens{0}, cache_queries{0}, preemptions{0};

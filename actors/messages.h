@@ -62,6 +62,7 @@ struct turn_open {
   bool raw = false; // completions: no parsing
   bool tools_active = false, named_tool = false;
   bool parallel_tool_calls = true, skip_special_tokens = true, include_stop = false;
+  int32_t min_tokens = 0;
   std::vector<chat_tool> tools;
   std::vector<std::string> stop;
   int64_t prompt_tokens = 0;

@@ -114,6 +114,7 @@ turn_open to_open(const turn_prepared& p, turn_id turn, std::shared_ptr<turn_sin
   open.parallel_tool_calls = r.chat.parallel_tool_calls;
   open.skip_special_tokens = r.skip_special_tokens;
   open.include_stop = r.include_stop_in_output;
+  open.min_tokens = r.sampling.min_tokens;
   open.tools = r.chat.tools;
   open.stop = r.stop;
   return open;

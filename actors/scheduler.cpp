@@ -27,6 +27,10 @@ struct scheduler_state {
 };
 using self_pointer = scheduler_actor::stateful_pointer<scheduler_state>;
 
+int64_t microseconds(caf::actor_clock::time_point t) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(t.time_since_epoch()).count();
+}
+
 void show_gauges(self_pointer self) {
   auto& s = self->state;
   s.numbers->running = s.policy.n_running();
@@ -47,6 +51,7 @@ void pump(self_pointer self) {
     s.numbers->rows += n_rows;
     if (n_rows > 0) s.numbers->iteration_tokens.observe(static_cast<double>(n_rows));
     s.in_flight = true;
+    s.numbers->step_sent_us = microseconds(now);
     self->send(s.next, std::move(plan));
   }
   show_gauges(self);
@@ -95,7 +100,8 @@ void take_result(self_pointer self, step_result& result) {
   TROUPE_CHECK(s.in_flight && result.step == s.step, "one step is in the ring, and its result is the next to come");
   s.in_flight = false;
   const auto now = self->clock().now();
-  s.numbers->last_step_us = std::chrono::duration_cast<std::chrono::microseconds>(now.time_since_epoch()).count();
+  s.numbers->last_step_us = microseconds(now);
+  s.numbers->step_sent_us = 0;
   std::vector<accepted_tokens> accepted;
   accepted.reserve(result.results.size());
   s.policy.accept(std::move(result), now, accepted);
@@ -167,6 +173,7 @@ scheduler_actor::behavior_type behave(self_pointer self, batch_limits limits, fa
         state.epoch = w.epoch;
         state.step = 0;
         state.in_flight = false;
+        state.numbers->step_sent_us = 0;
         pump(self);
       },
       [=](const drain_begin& d) { return drain(self, d); },

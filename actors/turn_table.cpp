@@ -61,6 +61,7 @@ bool turn_table::open(turn_open&& o, time now) {
   options.parallel_tool_calls = o.parallel_tool_calls;
   options.stop = std::move(o.stop);
   options.include_stop = o.include_stop;
+  options.min_tokens = o.min_tokens;
   options.raw = o.raw;
   for (size_t i = 0; i < o.sequences.size(); ++i) {
     auto& c = t->choices.emplace_back();

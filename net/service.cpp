@@ -14,7 +14,7 @@
 namespace troupe {
 namespace {
 
-// An engine that has work but made no step for so long counts as dead for /health.
+// An engine whose step has not come back for so long counts as dead for /health; one without a step is idle or paused.
 constexpr int64_t stall_limit_us = 60'000'000;
 
 int64_t now_us() {
@@ -25,7 +25,8 @@ int64_t now_us() {
 bool is_healthy(const counters& n) {
   const phase now = n.now;
   if (now != phase::ready && now != phase::draining) return false;
-  return n.running == 0 || now_us() - n.last_step_us < stall_limit_us;
+  const int64_t sent_us = n.step_sent_us;
+  return sent_us == 0 || now_us() - sent_us < stall_limit_us;
 }
 
 http_reply ready_reply(const counters& n, bool draining) {

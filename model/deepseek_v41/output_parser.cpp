@@ -34,6 +34,7 @@ output_parser::output_parser(std::shared_ptr<const tokenizer> tok, const marker_
 
 void output_parser::push(int32_t id, std::vector<output_event>& out) {
   if (done()) return;
+  ++n_tokens_;
   event_sink sink(out, stop_);
   if (!tok_->is_added(id)) {
     const std::string_view bytes = tok_->bytes(id);
@@ -138,7 +139,7 @@ void output_parser::release(event_sink& out) {
 void output_parser::emit(std::string_view text, event_sink& out) {
   if (text.empty() || done()) return;
   if (state_ == state::reasoning) return out.text(output_event::kind::reasoning, text);
-  if (stop_.is_idle()) return out.text(output_event::kind::content, text);
+  if (stop_.is_idle() || n_tokens_ < options_.min_tokens) return out.text(output_event::kind::content, text);
   std::string passed;
   if (stop_.push(text, passed)) state_ = state::done;
   out.text(output_event::kind::content, passed);

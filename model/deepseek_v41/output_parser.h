@@ -25,7 +25,8 @@ struct parser_options {
   bool parallel_tool_calls = true;
   std::vector<std::string> stop; // acts on content only
   bool include_stop = false;
-  bool raw = false; // completions: no reasoning and no calls, all text is content
+  int32_t min_tokens = 0; // a stop string can only begin and end in tokens from this one on, counted from 1
+  bool raw = false;       // completions: no reasoning and no calls, all text is content
 };
 
 // One turn's parser. The events of a whole answer, joined, do not depend on how its tokens were grouped.
@@ -69,6 +70,7 @@ private:
   std::string held_;
   size_t tag_at_ = 0; // where that name starts in held_; 0: no marker yet
   uint64_t n_stray_markers_ = 0;
+  int32_t n_tokens_ = 0;
 };
 
 } // namespace troupe

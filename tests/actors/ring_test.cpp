@@ -4,6 +4,8 @@
 
 #include <doctest/doctest.h>
 
+#include <set>
+
 using namespace troupe;
 
 namespace {
@@ -38,6 +40,12 @@ TEST_CASE("ring: one request passes every stage, one message a step") {
   CHECK(w.count<step_ready>("rank") == n_steps);
   CHECK(w.count<step_result>("scheduler") == n_steps);
   CHECK(w.count<tokens_accepted>("fan_out") == n_answer);
+  // Nobody else takes part.
+  std::set<std::string> actors;
+  for (const auto& [key, n] : w.seen) actors.insert(key.first);
+  CHECK(actors ==
+        std::set<std::string>{"engram_fetch", "fan_out", "kv_cache", "prepare", "rank", "request", "scheduler"});
+  CHECK(r.numbers->step_sent_us == 0);
   CHECK(w.count<turn_ended>("request") == 1);
   CHECK(r.tables->n_rows == r.numbers->rows);
   CHECK(r.is_idle());

@@ -197,6 +197,19 @@ TEST_CASE("output_parser: markup inside reasoning stays there when the request h
   CHECK(p.calls.empty());
 }
 
+TEST_CASE("output_parser: a stop string waits for min_tokens") {
+  parser_options o;
+  o.stop = {"b"};
+  const units said = {{"b", false}, {"a", false}, {"b", false}, {"c", false}, {"b", false}};
+  const chunk_vocabulary v({said});
+  for (const auto& [min_tokens, content] :
+       {std::pair{0, ""}, {1, ""}, {2, "ba"}, {3, "ba"}, {4, "babc"}, {6, "babcb"}}) {
+    o.min_tokens = min_tokens;
+    CAPTURE(min_tokens);
+    CHECK(run(v, said, o, output_parser::ending::stop).content == content);
+  }
+}
+
 TEST_CASE("output_parser: stop strings act on content only") {
   writer w;
   w.text("Question: is it?"), w.out.push_back(marker(chat_text::think_end)), w.text("42 Question: x");

@@ -48,6 +48,20 @@ TEST_CASE("server: binds first and answers loading with the phase until a runtim
   CHECK(s.ask(http_get("/health")).status == 200);
 }
 
+TEST_CASE("server: health follows the step in the ring, not the time since the last one") {
+  test_server s;
+  s.numbers->now = phase::ready;
+  s.numbers->running = 1; // a paused stream, or a request that came after an idle hour
+  s.numbers->last_step_us = 1;
+  s.start(false);
+  s.listener->attach(s.engine.port());
+  CHECK(s.ask(http_get("/health")).status == 200);
+  s.numbers->step_sent_us = 1; // sent when the machine started and never back
+  CHECK(s.ask(http_get("/health")).status == 503);
+  s.numbers->step_sent_us = 0;
+  CHECK(s.ask(http_get("/health")).status == 200);
+}
+
 TEST_CASE("server: a busy port is refused at once, by name") {
   test_server s;
   s.start(false);
