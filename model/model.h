@@ -58,6 +58,9 @@ struct sequence_rows {
   std::span<const int32_t> image_handles; // per span: from encode_image
   int64_t n_prompt = 0;                   // length of the prompt: prefill mode `tail` needs it
   int32_t n_logits = 0;                   // logits of the last n rows are wanted
+  // Only where a slot is entered at start > 0 without having run what lies before: the tokens right before `start`, as
+  // many as the side tables look back on (or all of them). The model itself is given load_slot instead.
+  std::span<const int32_t> before;
 };
 
 enum class prefill_mode : uint8_t { exact, tail };
@@ -83,6 +86,21 @@ public:
   // Runs the vision tower; the handle stays valid until drop_image.
   virtual int32_t encode_image(const planned_image&) = 0;
   virtual void drop_image(int32_t handle) = 0;
+
+  // Snapshots of a slot: all it holds besides KV blocks, so that a sequence goes on from n_tokens as if it had never
+  // stopped. Bytes of one at most; 0: the family has none, and the calls below are never made.
+  virtual int64_t snapshot_bytes() const { return 0; }
+  // Positions that the slot may have run beyond n_tokens when it is saved.
+  virtual int64_t snapshot_slack() const { return 0; }
+  virtual void save_slot(int32_t slot, int64_t n_tokens, std::vector<std::byte>& to) {
+    (void)slot, (void)n_tokens, to.clear();
+  }
+  // Throws std::runtime_error that says what does not fit; the slot must then be reset by rows from 0.
+  virtual void load_slot(int32_t slot, int64_t n_tokens, std::span<const std::byte> from) {
+    (void)slot, (void)n_tokens, (void)from;
+  }
+  // Everything cached in block `from`, over what block `to` holds.
+  virtual void copy_block(int32_t from, int32_t to) { (void)from, (void)to; }
 };
 
 // Reads side-table rows (Engram) for tokens; owned by one engram_fetch actor. Keeps per-slot history by position, so a
@@ -114,9 +132,10 @@ std::unique_ptr<table_reader> open_tables(const std::string& folder, int rank, i
 // Phase reports while loading: ("weights", 0.42).
 using load_progress = std::function<void(const char* phase, double part)>;
 std::unique_ptr<model> load_model(backend&, const model_options&, const load_progress&);
-// Device bytes of one KV block and of one sequence slot, from the config alone.
+// Device bytes of one KV block and of one sequence slot, host bytes of one snapshot, from the config alone.
 struct state_bytes {
-  int64_t per_block = 0, per_slot = 0;
+  int64_t per_block = 0, per_slot = 0, per_snapshot = 0;
+  int64_t snapshot_slack = 0; // positions, of a model loaded without drafts
 };
 state_bytes plan_state(const std::string& folder, int64_t activation_bytes);
 

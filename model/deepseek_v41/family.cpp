@@ -5,6 +5,7 @@
 #include "model/deepseek_v41/image_plan.h"
 #include "model/deepseek_v41/model_v41.h"
 #include "model/deepseek_v41/output_parser.h"
+#include "model/deepseek_v41/snapshot.h"
 #include "model/deepseek_v41/tables.h"
 #include "model/deepseek_v41/token_map.h"
 #include "model/image.h"
@@ -115,7 +116,9 @@ state_bytes plan_state(const std::string& folder, int64_t activation_bytes) {
   const bool draft = c.draft.stages > 0;
   const int64_t block_tokens = model_info{}.block_tokens;
   return {.per_block = bytes_per_block(c, block_tokens, activation_bytes),
-          .per_slot = bytes_per_slot(c, plan_caches(c, 1, 1, block_tokens, draft), activation_bytes, draft)};
+          .per_slot = bytes_per_slot(c, plan_caches(c, 1, 1, block_tokens, draft), activation_bytes, draft),
+          .per_snapshot = bytes_per_snapshot(c, activation_bytes, draft),
+          .snapshot_slack = snapshot_slack(c, plan_caches(c, 1, 1, block_tokens, false), false)};
 }
 
 } // namespace troupe::deepseek_v41

@@ -2,6 +2,7 @@
 #include "model/deepseek_v41/model_v41.h"
 
 #include "model/deepseek_v41/image_plan.h"
+#include "model/deepseek_v41/snapshot.h"
 
 #include <algorithm>
 #include <cstring>
@@ -47,6 +48,9 @@ model_v41::model_v41(backend& be, const model_options& options, const load_progr
   row_index_ = be.allocate(dtype::i32, {max_rows_}, "row index");
   head_input_ = be.allocate(be.activation_type(), {max_rows_, config_.dim}, "head input");
   floor_.resize(static_cast<size_t>(options.max_sequences));
+  newest_.resize(static_cast<size_t>(options.max_sequences));
+  snapshot_rows_ = snapshot_rows(config_, options_.load_draft);
+  slack_ = deepseek_v41::snapshot_slack(config_, plan, options_.load_draft);
 }
 
 void model_v41::load(const checkpoint& from, weight_loader& weights, const load_progress& progress) {
@@ -113,8 +117,12 @@ void model_v41::plan_sequence(const sequence_rows& s, int32_t index) {
   std::copy(s.blocks.begin(), s.blocks.end(), tables_host_.begin() + index * width);
 
   const bool tail = options_.prefill == prefill_mode::tail && s.n_prompt > 0;
-  const int64_t floor = tail ? std::max<int64_t>(s.n_prompt - options_.tail_tokens, 0) : 0;
-  floor_[static_cast<size_t>(s.slot)] = floor;
+  const int64_t first_late = tail ? std::max<int64_t>(s.n_prompt - options_.tail_tokens, 0) : 0;
+  // A sequence that goes on inside its tail, or behind what a snapshot holds, sees the rows that are there.
+  int64_t& floor = floor_[static_cast<size_t>(s.slot)];
+  if (s.start <= first_late) floor = first_late;
+  int64_t& newest = newest_[static_cast<size_t>(s.slot)];
+  newest = s.start == 0 ? end : std::max(newest, end);
   const auto first_row = static_cast<int32_t>(all_columns_->n());
   const auto first_tail = static_cast<int32_t>(tail_columns_->n());
   for (size_t i = 0; i < s.images.size(); ++i) {
@@ -134,7 +142,7 @@ void model_v41::plan_sequence(const sequence_rows& s, int32_t index) {
       return r.position >= image.start && r.position < image.start + int64_t{image.grid_h} * (image.grid_w + 1) + 2;
     });
     all_columns_->add(r);
-    if (r.position < floor) continue;
+    if (r.position < first_late) continue;
     tail_rows_.push_back(static_cast<int32_t>(all_columns_->n() - 1));
     r.first_row = first_tail;
     r.floor = floor;
@@ -285,6 +293,29 @@ int32_t model_v41::encode_patches(std::span<const float> patches, int64_t patch_
 void model_v41::drop_image(int32_t handle) {
   TROUPE_CHECK(handle >= 0 && handle < static_cast<int32_t>(images_.size()), "only an encoded image is dropped");
   free_images_.push_back(handle);
+}
+
+int64_t model_v41::snapshot_bytes() const {
+  return bytes_per_snapshot(config_, size_bytes(be_.activation_type()), options_.load_draft);
+}
+
+void model_v41::save_slot(int32_t slot, int64_t n_tokens, std::vector<std::byte>& to) {
+  TROUPE_CHECK(slot >= 0 && slot < options_.max_sequences, "a slot number is below max_sequences");
+  const int64_t newest = newest_[static_cast<size_t>(slot)];
+  TROUPE_CHECK(n_tokens > 0 && n_tokens <= newest && newest - n_tokens <= slack_,
+               "the rings still hold the window of a snapshot");
+  save_snapshot(be_, caches_, snapshot_rows_, slot, n_tokens, floor_[static_cast<size_t>(slot)], to);
+}
+
+void model_v41::load_slot(int32_t slot, int64_t n_tokens, std::span<const std::byte> from) {
+  TROUPE_CHECK(slot >= 0 && slot < options_.max_sequences && n_tokens > 0, "a slot number is below max_sequences");
+  floor_[static_cast<size_t>(slot)] = load_snapshot(be_, caches_, snapshot_rows_, slot, n_tokens, from);
+  newest_[static_cast<size_t>(slot)] = n_tokens;
+}
+
+void model_v41::copy_block(int32_t from, int32_t to) {
+  TROUPE_CHECK(std::min(from, to) >= 0 && std::max(from, to) < options_.n_blocks, "a block number is below n_blocks");
+  deepseek_v41::copy_block(be_, config_, caches_, from, to);
 }
 
 model_info info_of(const config& c, const std::string& folder) {

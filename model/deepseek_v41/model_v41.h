@@ -23,6 +23,11 @@ public:
   std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) override;
   int32_t encode_image(const planned_image&) override;
   void drop_image(int32_t handle) override;
+  int64_t snapshot_bytes() const override;
+  int64_t snapshot_slack() const override { return slack_; }
+  void save_slot(int32_t slot, int64_t n_tokens, std::vector<std::byte>& to) override;
+  void load_slot(int32_t slot, int64_t n_tokens, std::span<const std::byte> from) override;
+  void copy_block(int32_t from, int32_t to) override;
 
   // Patches as vision_tower::encode takes them -> a handle.
   int32_t encode_patches(std::span<const float> patches, int64_t patch_rows, int64_t patch_columns);
@@ -78,8 +83,10 @@ private:
   std::vector<wanted_logits> wanted_;
   std::vector<std::byte> record_staging_;
   std::vector<float> logits_;
-  std::vector<int64_t> floor_; // per slot: lowest position whose rows the last layers have seen
-  std::vector<tensor> images_; // per handle (tokens, D)
+  int64_t snapshot_rows_ = 0, slack_ = 0;
+  std::vector<int64_t> floor_;  // per slot: lowest position whose rows the last layers have seen
+  std::vector<int64_t> newest_; // per slot: end of the highest rows written since it was reset
+  std::vector<tensor> images_;  // per handle (tokens, D)
   std::vector<int32_t> free_images_;
 };
 

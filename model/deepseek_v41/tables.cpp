@@ -71,21 +71,37 @@ int32_t engram_tables::compressed(int32_t token) const {
   return token_map_[static_cast<size_t>(token)];
 }
 
+// The slot begins in the middle of its sequence: only what a row can look back on is rebuilt.
+void engram_tables::enter(const sequence_rows& s, std::vector<int32_t>& history) const {
+  const auto n = static_cast<int64_t>(s.before.size());
+  if (n > s.start || n < std::min(s.start, max_ngram_ - 1))
+    throw std::system_error(std::make_error_code(std::errc::invalid_argument),
+                            "slot " + std::to_string(s.slot) + ": entered at " + std::to_string(s.start) + " with " +
+                                std::to_string(n) + " tokens before it, expected at least " +
+                                std::to_string(std::min(s.start, max_ngram_ - 1)) + " and no more than there are");
+  history.assign(static_cast<size_t>(s.start), engram_hash::dead);
+  for (int64_t at = s.start - n; at < s.start; ++at)
+    history[static_cast<size_t>(at)] = at_position(s, at, s.before[static_cast<size_t>(at - (s.start - n))]);
+}
+
+int32_t engram_tables::at_position(const sequence_rows& s, int64_t at, int32_t token) const {
+  const bool in_image = std::any_of(s.images.begin(), s.images.end(), [&](const image_span& image) {
+    return at >= image.start && at < image.start + int64_t{image.grid_h} * (image.grid_w + 1) + 2;
+  });
+  return in_image ? engram_hash::dead : compressed(token);
+}
+
 void engram_tables::extend_history(const sequence_rows& s) {
   TROUPE_CHECK(s.slot >= 0 && s.slot < static_cast<int32_t>(history_.size()), "a slot number is below max_sequences");
   auto& history = history_[static_cast<size_t>(s.slot)];
+  if (!s.before.empty()) enter(s, history);
   if (s.start > static_cast<int64_t>(history.size()))
     throw std::system_error(std::make_error_code(std::errc::invalid_argument),
                             "slot " + std::to_string(s.slot) + ": rows from position " + std::to_string(s.start) +
                                 " are asked for, but its history ends at " + std::to_string(history.size()));
   history.resize(static_cast<size_t>(s.start));
-  for (size_t i = 0; i < s.tokens.size(); ++i) {
-    const int64_t at = s.start + static_cast<int64_t>(i);
-    const bool in_image = std::any_of(s.images.begin(), s.images.end(), [&](const image_span& image) {
-      return at >= image.start && at < image.start + int64_t{image.grid_h} * (image.grid_w + 1) + 2;
-    });
-    history.push_back(in_image ? engram_hash::dead : compressed(s.tokens[i]));
-  }
+  for (size_t i = 0; i < s.tokens.size(); ++i)
+    history.push_back(at_position(s, s.start + static_cast<int64_t>(i), s.tokens[i]));
 }
 
 std::vector<int64_t> engram_tables::row_ids(std::span<const sequence_rows> sequences) {

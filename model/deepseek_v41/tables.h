@@ -38,6 +38,8 @@ private:
   static table open(const checkpoint&, const found_table&);
   static void read_rows(table&, std::span<const int64_t> ids, std::span<std::byte> records);
   void extend_history(const sequence_rows&);
+  void enter(const sequence_rows&, std::vector<int32_t>& history) const;
+  int32_t at_position(const sequence_rows&, int64_t at, int32_t token) const; // compressed id, or dead
   int32_t compressed(int32_t token) const;
   void check_record(const table&, int64_t id, std::span<const std::byte> record) const;
 

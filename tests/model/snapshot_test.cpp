@@ -1,0 +1,181 @@
+// Snapshots of a slot: going on from one equals never having stopped, bit for bit, wherever it was taken.
+#include "tests/model/golden_case.h"
+#include "tests/near.h"
+
+#include <cstring>
+
+using namespace golden;
+
+namespace {
+
+const case_folder& tiny_b() {
+  static const case_folder c(find_case("tiny-b"), "native");
+  return c;
+}
+
+std::vector<int32_t> random_ids(size_t n, uint32_t seed) {
+  std::vector<int32_t> ids(n);
+  for (int32_t& id : ids) id = static_cast<int32_t>((seed = seed * 1664525U + 1013904223U) >> 8) % 384;
+  return ids;
+}
+
+class stepper {
+public:
+  explicit stepper(backend& be, bool with_draft = true, int64_t tail_tokens = 0)
+      : files_(tiny_b().folder), tables_(files_, tiny_b().token_map, be.rank(), be.n_ranks(), 4) {
+    model_options o;
+    o.folder = tiny_b().folder.string();
+    o.max_sequences = 4;
+    o.n_blocks = 12;
+    o.max_rows = 200;
+    o.load_draft = with_draft;
+    if (tail_tokens > 0) o.prefill = prefill_mode::tail;
+    o.tail_tokens = tail_tokens;
+    model_ = std::make_unique<model_v41>(be, o, nullptr);
+  }
+  // Logits of the last `n_logits` of the rows [start, start + n) of `ids`.
+  std::vector<float> step(int32_t slot, const std::vector<int32_t>& blocks, const std::vector<int32_t>& ids,
+                          int64_t start, int64_t n, int32_t n_logits, int64_t n_before = 0) {
+    sequence_rows s;
+    s.slot = slot;
+    s.start = start;
+    s.tokens = std::span(ids).subspan(static_cast<size_t>(start), static_cast<size_t>(n));
+    s.before = std::span(ids).subspan(static_cast<size_t>(start - n_before), static_cast<size_t>(n_before));
+    s.blocks = blocks;
+    s.n_prompt = static_cast<int64_t>(ids.size());
+    s.n_logits = n_logits;
+    std::vector<std::byte> records(static_cast<size_t>(n * tables_.record_bytes_per_token()));
+    tables_.read({&s, 1}, records);
+    const auto out = model_->forward({&s, 1}, records);
+    return {out.begin(), out.end()};
+  }
+  model_v41& of() { return *model_; }
+  engram_tables& tables() { return tables_; }
+
+private:
+  checkpoint files_;
+  engram_tables tables_;
+  std::unique_ptr<model_v41> model_;
+};
+
+bool equal(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+constexpr int64_t n_all = 170;
+const std::vector<int32_t> own{3, 5, 1}, other{8, 0, 7}; // block tables
+
+} // namespace
+
+TEST_CASE("snapshot: a sequence goes on from any position as if it had never stopped, in another slot") {
+  const auto ids = random_ids(n_all, 11);
+  on_ranks(1, [&](backend& be, int) {
+    for (const bool with_draft : {true, false}) {
+      CAPTURE(with_draft);
+      stepper whole(be, with_draft), parts(be, with_draft);
+      const auto logits = whole.step(0, own, ids, 0, n_all, static_cast<int32_t>(n_all));
+      const auto vocabulary = static_cast<size_t>(whole.of().settings().vocabulary);
+      const int64_t slack = parts.of().snapshot_slack();
+      REQUIRE(slack >= 1);
+      std::vector<std::byte> bytes;
+      for (const int64_t n : {1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 150, 168})
+        for (const int64_t behind : {int64_t{0}, int64_t{1}, slack}) {
+          if (n + behind >= n_all) continue;
+          CAPTURE(n);
+          CAPTURE(behind);
+          parts.step(2, own, ids, 0, n + behind, 0);
+          parts.of().save_slot(2, n, bytes);
+          CHECK(static_cast<int64_t>(bytes.size()) <= parts.of().snapshot_bytes());
+          for (size_t b = 0; b < own.size(); ++b) parts.of().copy_block(own[b], other[b]);
+          parts.step(1, other, random_ids(40, 5), 0, 40, 0); // what was in the slot leaves no trace
+          for (size_t b = 0; b < own.size(); ++b) parts.of().copy_block(own[b], other[b]);
+          parts.of().load_slot(1, n, bytes);
+          const auto rest =
+              parts.step(1, other, ids, n, n_all - n, static_cast<int32_t>(n_all - n), std::min<int64_t>(n, 16));
+          CHECK(equal(rest, {logits.begin() + static_cast<std::ptrdiff_t>(n * static_cast<int64_t>(vocabulary)),
+                             logits.end()}));
+        }
+      if (!with_draft) continue;
+      const draft_anchor a{.slot = 0, .position = n_all, .token = 7}, b{.slot = 1, .position = n_all, .token = 7};
+      const auto want = whole.of().draft({&a, 1}), got = parts.of().draft({&b, 1});
+      CHECK(want.tokens == got.tokens);
+      CHECK(equal(want.logits, got.logits)); // draft rings came along
+    }
+  });
+}
+
+TEST_CASE("snapshot: in tail mode an identical prompt goes on with the same bits") {
+  const auto ids = random_ids(n_all, 12);
+  on_ranks(1, [&](backend& be, int) {
+    for (const int64_t tail : {1, 20, 100}) {
+      CAPTURE(tail);
+      stepper whole(be, true, tail), parts(be, true, tail);
+      const auto want = whole.step(0, own, ids, 0, n_all, 1);
+      std::vector<std::byte> bytes;
+      for (const int64_t n : {20, 69, 70, 71, 149, 150, 151, 169}) {
+        CAPTURE(n);
+        parts.step(2, own, ids, 0, n, 0);
+        parts.of().save_slot(2, n, bytes);
+        parts.of().load_slot(1, n, bytes);
+        CHECK(equal(parts.step(1, own, ids, n, n_all - n, 1, 16), want));
+      }
+    }
+  });
+}
+
+TEST_CASE("snapshot: what does not fit is refused by name") {
+  const auto ids = random_ids(n_all, 13);
+  on_ranks(1, [&](backend& be, int) {
+    stepper m(be), without(be, false);
+    m.step(0, own, ids, 0, 51, 0);
+    std::vector<std::byte> bytes;
+    m.of().save_slot(0, 51, bytes);
+    const auto refused = [&](model_v41& by, int64_t n, std::vector<std::byte> b, const std::string& why) {
+      try {
+        by.load_slot(0, n, b);
+        FAIL("expected a refusal: " << why);
+      } catch (const std::runtime_error& e) { CHECK(std::string(e.what()).find(why) != std::string::npos); }
+    };
+    refused(m.of(), 50, bytes, "tokens: expected 50, found 51");
+    refused(m.of(), 51, {bytes.begin(), bytes.begin() + 7}, "found 7");
+    refused(m.of(), 51, {bytes.begin(), bytes.end() - 1}, "bytes: expected");
+    refused(without.of(), 51, bytes, "rings: expected");
+    auto broken = bytes;
+    broken[0] ^= std::byte{1};
+    refused(m.of(), 51, broken, "magic");
+    broken = bytes;
+    broken[4] = std::byte{9};
+    refused(m.of(), 51, broken, "version: expected 1, found 9");
+    broken = bytes;
+    broken[16] = std::byte{99};
+    refused(m.of(), 51, broken, "floor");
+  });
+}
+
+TEST_CASE("snapshot: side tables are entered with the tokens before the row, or refuse") {
+  const auto ids = random_ids(n_all, 14);
+  on_ranks(1, [&](backend& be, int) {
+    stepper whole(be), parts(be);
+    const image_span image{.start = 60, .grid_h = 2, .grid_w = 3}; // positions 60 .. 69
+    sequence_rows s;
+    s.tokens = ids;
+    s.images = {&image, 1};
+    const auto want = whole.tables().row_ids({&s, 1});
+    const size_t per_row = want.size() / ids.size();
+    for (const int64_t n : {1, 2, 3, 50, 61, 66, 70, 71, 72, 73, 74}) {
+      CAPTURE(n);
+      sequence_rows rest = s;
+      rest.slot = 3;
+      rest.start = n;
+      rest.tokens = std::span(ids).subspan(static_cast<size_t>(n));
+      const int64_t n_before = std::min<int64_t>(n, 16);
+      rest.before = std::span(ids).subspan(static_cast<size_t>(n - n_before), static_cast<size_t>(n_before));
+      const auto got = parts.tables().row_ids({&rest, 1});
+      CHECK(std::equal(got.begin(), got.end(), want.begin() + static_cast<std::ptrdiff_t>(per_row) * n, want.end()));
+    }
+    sequence_rows rest = s;
+    rest.start = 50;
+    rest.before = std::span(ids).subspan(49, 1);
+    CHECK_THROWS_AS(parts.tables().row_ids({&rest, 1}), std::system_error);
+  });
+}
