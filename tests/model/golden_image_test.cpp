@@ -3,7 +3,34 @@
 
 using namespace golden;
 
-TEST_CASE("golden model: an image in the prompt agrees at every chunk size" * doctest::test_suite("slow")) {
+namespace {
+
+// `seen` covers the prompt and the decode steps, in that order.
+void compare_image(expected_file& want, const capture& seen, const config& c, std::span<const int32_t> rows,
+                   size_t n_prompt, std::span<const float> logits, std::span<const float> decode) {
+  comparison with(want, seen, c, rounded_bounds);
+  with.near("vit_out", with.seen("vit_out", -1).values);
+  with.near("aligner_out", with.seen("aligner_out", -1).values);
+  const captured_tensor& embed = with.seen("embed", -1);
+  with.near("embed", std::span(embed.values).first(n_prompt * static_cast<size_t>(embed.width)));
+  for (int32_t l = 0; l < c.layers; ++l) with.layer(l, rows, rows);
+  std::vector<float> picked;
+  const auto v = static_cast<size_t>(c.vocabulary);
+  for (const int32_t p : rows) {
+    const auto row = logits.subspan(static_cast<size_t>(p) * v, v);
+    picked.insert(picked.end(), row.begin(), row.end());
+  }
+  with.near("logits", picked);
+  std::vector<int32_t> argmax;
+  for (size_t p = 0; p < n_prompt; ++p) argmax.push_back(best(logits.subspan(p * v, v)));
+  CHECK(argmax == want.ints("argmax"));
+  with.near("decode.logits", decode);
+}
+
+} // namespace
+
+TEST_CASE("golden model: an image in the prompt agrees at every chunk size, on one rank and on two" *
+          doctest::test_suite("slow")) {
   const fs::path path = find_case("tiny-a");
   if (path.empty()) {
     MESSAGE("golden case tiny-a image: absent");
@@ -24,38 +51,28 @@ TEST_CASE("golden model: an image in the prompt agrees at every chunk size" * do
   for (int64_t i = 0; i < static_cast<int64_t>(n_prompt); ++i)
     CHECK((types[static_cast<size_t>(i)] >= 0) == (i >= span.start && i < span.start + length));
 
-  std::vector<float> first_logits;
-  for (const size_t chunk : {n_prompt, size_t{1}, size_t{7}, size_t{64}}) {
-    INFO("chunk " << chunk);
-    on_ranks(1, [&](backend& be, int) {
-      capture seen;
-      runner r(be, from, static_cast<int64_t>(ids.size()), prefill_mode::exact, 0, true);
-      r.of().observe(capture_into(seen), static_cast<int64_t>(ids.size()));
-      r.images = {span};
-      r.handles = {r.of().encode_patches(patches, grid[0], grid[1])};
-      comparison with(want, seen, c, rounded_bounds);
-      with.near("vit_out", with.seen("vit_out", -1).values);
-      with.near("aligner_out", with.seen("aligner_out", -1).values);
-      const std::vector<float> logits = r.prefill(std::span(ids).first(n_prompt), chunk);
-      with.near("embed", with.seen("embed", -1).values);
-      for (int32_t l = 0; l < c.layers; ++l) with.layer(l, rows, rows);
-      std::vector<float> picked;
-      const auto v = static_cast<size_t>(c.vocabulary);
-      for (const int32_t p : rows)
-        picked.insert(picked.end(), logits.begin() + p * c.vocabulary, logits.begin() + (p + 1) * c.vocabulary);
-      with.near("logits", picked);
-      std::vector<int32_t> argmax;
-      for (size_t p = 0; p < n_prompt; ++p) argmax.push_back(best(std::span(logits).subspan(p * v, v)));
-      CHECK(argmax == want.ints("argmax"));
-      std::vector<float> decode;
-      for (size_t at = n_prompt; at < ids.size(); ++at) {
-        const std::vector<float> row = r.step(std::span(ids).subspan(at, 1), static_cast<int64_t>(at), 1);
-        decode.insert(decode.end(), row.begin(), row.end());
-      }
-      with.near("decode.logits", decode);
-      if (first_logits.empty()) first_logits = logits;
-      CHECK(logits == first_logits); // one numeric class
-    });
+  for (const int n_ranks : {1, 2}) {
+    std::vector<float> first_logits;
+    for (const size_t chunk : {n_prompt, size_t{1}, size_t{7}, size_t{64}, size_t{100}}) {
+      INFO("ranks " << n_ranks << ", chunk " << chunk);
+      on_ranks(n_ranks, [&](backend& be, int rank) {
+        capture seen;
+        runner r(be, from, static_cast<int64_t>(ids.size()), prefill_mode::exact, 0, true);
+        r.of().observe(capture_into(seen), static_cast<int64_t>(ids.size()));
+        r.images = {span};
+        r.handles = {r.of().encode_patches(patches, grid[0], grid[1])};
+        const std::vector<float> logits = r.prefill(std::span(ids).first(n_prompt), chunk);
+        std::vector<float> decode;
+        for (size_t at = n_prompt; at < ids.size(); ++at) {
+          const std::vector<float> row = r.step(std::span(ids).subspan(at, 1), static_cast<int64_t>(at), 1);
+          decode.insert(decode.end(), row.begin(), row.end());
+        }
+        if (rank != 0) return; // it saw the same
+        compare_image(want, seen, c, rows, n_prompt, logits, decode);
+        if (first_logits.empty()) first_logits = logits;
+        CHECK(logits == first_logits); // one numeric class
+      });
+    }
   }
 
   const checkpoint files(from.folder);
