@@ -24,4 +24,12 @@ done
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1:suppressions=$root/etc/tsan.supp:halt_on_error=1"
 export ASAN_OPTIONS="detect_leaks=1:strict_string_checks=1" UBSAN_OPTIONS="print_stacktrace=1"
 "$root/etc/check.sh"
-ctest --test-dir "$folder" --output-on-failure -L "^($labels)$"
+status=0
+ctest --test-dir "$folder" --output-on-failure -L "^($labels)$" | tee "$folder/ctest.log" || status=$?
+# What the tests counted: cases of data beside the tree run where that folder exists, and are named where it does not.
+log=$folder/Testing/Temporary/LastTest.log
+counted=$(sed -n 's/.*MESSAGE: \(.*\(ran\|absent\|compared\).*\)/  \1/p' "$log" | sort -u)
+echo "test: data cases ($(grep -c 'golden .*: ran' "$log" || true) golden runs, $(grep -c 'golden .*: absent' "$log" || true) absent)"
+echo "$counted"
+grep 'tests passed' "$folder/ctest.log" || true
+exit "$status"
