@@ -5,7 +5,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache pkg-config git ca-certificates
-  libcaf-dev libboost1.81-dev libboost-json1.81-dev libsimdjson-dev libspdlog-dev libfmt-dev libcli11-dev prometheus-cpp-dev
+  libcaf-dev libboost1.81-dev libsimdjson-dev libspdlog-dev libfmt-dev prometheus-cpp-dev
   liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev libhwy-dev libpng-dev libjpeg62-turbo-dev zlib1g-dev libssl-dev
   doctest-dev)
 for arg in "$@"; do
