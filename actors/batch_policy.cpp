@@ -20,6 +20,13 @@ api_error refusal(int32_t status, std::string type, std::string message, int32_t
   return {status, std::move(type), std::move(message), {}, retry_after_s};
 }
 
+// Positions of a sequence that can be used again: a failure of the engine puts all of them in doubt, one of the
+// request or of a side table only those of its step.
+int64_t sound_tokens(const sequence_result& r, int64_t before) {
+  if (r.failure.empty()) return r.n_tokens;
+  return r.status == 500 ? 0 : before;
+}
+
 } // namespace
 
 batch_policy::batch_policy(const batch_limits& limits) : limits_(limits) {
@@ -89,7 +96,7 @@ void batch_policy::end_sequence(turns::iterator t, sequence& s, end_cause why) {
   s.live = false;
   ++n_ended_[static_cast<size_t>(why)];
   by_sequence_.erase(s.what.id);
-  ended_.push_back({s.what.id, s.slot});
+  ended_.push_back({s.what.id, s.slot, s.n_done});
   if (s.slot >= 0) {
     free_slots_.push_back(s.slot);
     n_reserved_ -= blocks_for(s.what);
@@ -180,15 +187,15 @@ void batch_policy::plan_prefill(step_plan& plan, int64_t budget) {
     if (t.paused) continue;
     for (auto& s : t.sequences) {
       const auto n_prompt = static_cast<int64_t>(s.what.prompt.size());
-      const int64_t n = std::min(n_prompt - s.n_planned, budget);
+      const int64_t n = std::min(n_prompt - s.n_done, budget);
       if (!s.live || n <= 0) continue;
       if (!s.told)
-        plan.started.push_back({s.what.id, s.slot, n_prompt, s.what.images, s.what.sampling, s.what.cache_salt});
+        plan.started.push_back(
+            {s.what.id, s.slot, n_prompt, s.what.images, s.what.sampling, s.what.cache_salt, t.id, s.what.prompt});
       s.told = true;
-      const auto from = s.what.prompt.begin() + s.n_planned;
-      const bool last = s.n_planned + n == n_prompt;
-      plan.rows.push_back({s.what.id, s.slot, s.n_planned, {from, from + n}, last});
-      s.n_planned += n;
+      const auto from = s.what.prompt.begin() + s.n_done;
+      const bool last = s.n_done + n == n_prompt;
+      plan.rows.push_back({s.what.id, s.slot, s.n_done, {from, from + n}, last});
       budget -= n;
     }
     if (budget == 0) return;
@@ -204,15 +211,25 @@ step_plan batch_policy::plan(time now) {
   return plan;
 }
 
+// It ended while its step ran, and the next plan will say so.
+void batch_policy::correct_end(const sequence_result& r) {
+  for (auto& e : ended_)
+    if (e.id == r.id) e.n_tokens = sound_tokens(r, e.n_tokens);
+}
+
 void batch_policy::accept(step_result&& result, time now, std::vector<accepted_tokens>& out) {
   for (auto& r : result.results) {
     const auto found = by_sequence_.find(r.id);
-    if (found == by_sequence_.end()) continue; // ended while the step ran
+    if (found == by_sequence_.end()) {
+      correct_end(r);
+      continue;
+    }
     const auto [t, i] = found->second;
     auto& s = t->sequences[i];
+    s.n_done = sound_tokens(r, s.n_done);
     accepted_tokens a{r.id, {}, 0, 0, end_cause::none, {}, r.status};
     if (s.n_generated == 0) {
-      a.cached_tokens = r.cached_tokens;
+      a.cached_tokens = s.what.shares_prompt ? 0 : r.cached_tokens;
       a.queue_us = std::chrono::duration_cast<std::chrono::microseconds>(t->started_at - t->queued_at).count();
     }
     const auto& stops = s.what.sampling.stop_ids;
@@ -230,7 +247,7 @@ void batch_policy::accept(step_result&& result, time now, std::vector<accepted_t
     }
     r.tokens.resize(n); // what lies behind an end was never generated
     a.tokens = std::move(r.tokens);
-    if (a.tokens.empty() && r.failure.empty() && s.n_planned == static_cast<int64_t>(s.what.prompt.size()))
+    if (a.tokens.empty() && r.failure.empty() && s.n_done >= static_cast<int64_t>(s.what.prompt.size()))
       r.failure = "the model gave no token";
     if (!r.failure.empty()) {
       a.end = end_cause::failed;

@@ -36,7 +36,7 @@ public:
   void cancel(turn_id);
   void stop(sequence_id);
   // A refused sequence whose images are already on the ranks: the next plan says that it ended.
-  void forget(sequence_id id) { ended_.push_back({id, -1}); }
+  void forget(sequence_id id) { ended_.push_back({id, -1, 0}); }
   void set_paused(turn_id, bool paused);
   void refuse_new() { draining_ = true; }
   // Ends everything with this failure.
@@ -62,9 +62,9 @@ private:
   struct sequence {
     sequence_admit what;
     int32_t slot = -1;
-    bool live = true, told = false;         // told: its sequence_start has gone out
-    int64_t n_planned = 0, n_generated = 0; // prompt tokens planned, tokens gained
-    int32_t last = 0;                       // the token the next decode row feeds
+    bool live = true, told = false;      // told: its sequence_start has gone out
+    int64_t n_done = 0, n_generated = 0; // positions computed, as results say; tokens gained
+    int32_t last = 0;                    // the token the next decode row feeds
   };
   struct turn {
     turn_id id{};
@@ -79,6 +79,7 @@ private:
   int64_t blocks_for(const sequence_admit&) const;
   void start_turns(time now);
   void end_sequence(turns::iterator, sequence&, end_cause);
+  void correct_end(const sequence_result&);
   void drop_turn(turns::iterator);
   void plan_decode(step_plan&);
   void plan_prefill(step_plan&, int64_t budget);

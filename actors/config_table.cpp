@@ -30,6 +30,8 @@ const setting table[] = {
     {"max_context", &settings::max_context, "Tokens of prompt and answer together; 0: what the model says.", 0, 1 << 30},
     {"chunk_tokens", &settings::chunk_tokens, "Tokens of prompts and answers in one step.", 1, 65536},
     {"kv_memory_mb", &settings::kv_memory_bytes, "MiB for the KV cache and the state of sequences.", 1, 1 << 24, {}, mib},
+    {"snapshot_memory_mb", &settings::snapshot_memory_bytes, "MiB on each rank for the prefix cache's snapshots of window state; 0 holds none.", 0, 1 << 24, {}, mib},
+    {"snapshot_interval", &settings::snapshot_interval, "Tokens between snapshots along a sequence; 0: only at ends and forks of prompts.", 0, 1 << 30},
     {"max_n", &settings::max_n, "Choices (n) of one request.", 1, 65536},
     {"max_images", &settings::max_images, "Images of one request.", 0, 4096},
     {"max_body_mb", &settings::max_body_bytes, "MiB of one request's body; more is answered 413.", 1, 1 << 16, {}, mib},

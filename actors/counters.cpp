@@ -47,9 +47,10 @@ const char* name(phase p) {
 }
 
 void counters::forget_traffic() {
-  for (auto* n : {&steps, &rows, &refused, &prompt_tokens, &generated_tokens, &cached_tokens, &cache_queries,
-                  &preemptions, &ended_stop, &ended_length, &ended_abort, &ended_error, &engram_rows, &engram_bytes,
-                  &parse_errors, &stray_markers, &sink_full, &sink_closed, &dropped_messages})
+  for (auto* n : {&steps,         &rows,          &refused,     &prompt_tokens, &generated_tokens,
+                  &cached_tokens, &cache_queries, &cache_hits,  &preemptions,   &ended_stop,
+                  &ended_length,  &ended_abort,   &ended_error, &engram_rows,   &engram_bytes,
+                  &parse_errors,  &stray_markers, &sink_full,   &sink_closed,   &dropped_messages})
     n->store(0, std::memory_order_relaxed);
   for (auto* h : {&ttft, &inter_token, &e2e, &queue_time, &prefill_time, &decode_time, &prompt_size, &generation_size,
                   &iteration_tokens})

@@ -42,10 +42,11 @@ struct counters {
   std::atomic<int64_t> step_sent_us{0}; // the same clock: when the step in the ring was sent; 0: none is
   // scheduler
   std::atomic<int64_t> running{0}, waiting{0}, steps{0}, rows{0}, refused{0}, paused{0};
-  std::atomic<int64_t> prompt_tokens{0}, generated_tokens{0}, cached_tokens{0}, cache_queries{0}, preemptions{0};
+  std::atomic<int64_t> prompt_tokens{0}, generated_tokens{0}, cached_tokens{0}, preemptions{0};
   std::atomic<int64_t> ended_stop{0}, ended_length{0}, ended_abort{0}, ended_error{0};
   // kv_cache
-  std::atomic<int64_t> blocks{0}, blocks_used{0};
+  std::atomic<int64_t> blocks{0}, blocks_used{0}, blocks_cached{0}, snapshots{0};
+  std::atomic<int64_t> cache_queries{0}, cache_hits{0}; // prompt tokens looked up and found, each choice for itself
   // engram_fetch
   std::atomic<int64_t> engram_rows{0}, engram_bytes{0};
   // fan_out

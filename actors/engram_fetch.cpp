@@ -6,6 +6,8 @@
 
 #include <caf/all.hpp>
 
+#include <unordered_map>
+
 namespace troupe {
 
 namespace {
@@ -14,11 +16,20 @@ struct fetch_state {
   static inline const char* name = "engram_fetch";
   std::unique_ptr<table_reader> tables;
   std::vector<sequence_rows> rows;
+  std::unordered_map<sequence_id, std::vector<image_span>> images; // of those that have any: their rows are dead
   uint64_t epoch = 0, last_step = 0;
 };
 
+void follow_images(fetch_state& s, const step_plan& plan) {
+  for (const auto& e : plan.ended) s.images.erase(e.id);
+  for (const auto& start : plan.started)
+    for (const auto& i : start.images) s.images[start.id].push_back({i.start, i.grid_h, i.grid_w, i.image});
+}
+
 // Returns why the rows could not be read, empty when they are in the staging slot.
-std::string read_rows(fetch_state& s, const step_plan& plan, staging_buffer& records, int32_t slot, counters& numbers) {
+std::string read_rows(fetch_state& s, const step_placed& placed, staging_buffer& records, int32_t slot,
+                      counters& numbers) {
+  const step_plan& plan = placed.plan;
   if (records.record_bytes() == 0 || plan.rows.empty()) return {};
   s.rows.clear();
   int64_t n_rows = 0;
@@ -27,6 +38,9 @@ std::string read_rows(fetch_state& s, const step_plan& plan, staging_buffer& rec
     row.slot = r.slot;
     row.start = r.start;
     row.tokens = r.tokens;
+    if (const auto images = s.images.find(r.id); images != s.images.end()) row.images = images->second;
+    for (const auto& c : placed.cached)
+      if (c.id == r.id) row.before = c.before;
     n_rows += static_cast<int64_t>(r.tokens.size());
   }
   try {
@@ -54,13 +68,15 @@ engram_fetch_actor::behavior_type behave(engram_fetch_actor::stateful_pointer<fe
         TROUPE_CHECK(placed.plan.step == ++s.last_step, "steps arrive in order, none is lost");
         step_ready ready;
         ready.staging = static_cast<int32_t>(s.last_step % staging_buffer::n_slots);
-        ready.failure = read_rows(s, placed.plan, *records, ready.staging, *numbers);
+        follow_images(s, placed.plan);
+        ready.failure = read_rows(s, placed, *records, ready.staging, *numbers);
         ready.placed = std::move(placed);
         self->send(next, std::move(ready));
       },
       [=](const wiring& w) {
         self->state.epoch = w.epoch;
         self->state.last_step = 0;
+        self->state.images.clear();
       },
       [=](load_atom) -> caf::result<bool> {
         try {

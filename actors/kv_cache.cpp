@@ -1,12 +1,12 @@
 // Ring step 5: gives each planned row its blocks and hands the step to every rank's engram_fetch.
 #include "actors/kv_cache.h"
 
-#include "actors/block_pool.h"
 #include "actors/guard.h"
-#include "actors/prefix_index.h"
 #include "storage/check.h"
 
 #include <caf/all.hpp>
+
+#include <optional>
 
 namespace troupe {
 
@@ -14,35 +14,20 @@ namespace {
 
 struct kv_state {
   static inline const char* name = "kv_cache";
-  block_pool pool;
-  prefix_index index;
+  std::optional<kv_ledger> ledger;
   uint64_t epoch = 0, last_step = 0;
 };
 
-step_placed place(kv_state& s, step_plan&& plan) {
-  step_placed placed;
-  for (const auto& e : plan.ended)
-    if (e.slot >= 0) s.pool.release(e.id); // one that ended before its first plan holds nothing
-  for (const auto& b : plan.started) {
-    TROUPE_CHECK(s.pool.open(b.id), "a sequence starts once");
-    std::span<const int32_t> prompt;
-    for (const auto& r : plan.rows)
-      if (r.id == b.id) prompt = r.tokens;
-    placed.cached.push_back({b.id, s.index.find(prompt, b.cache_salt)});
-  }
-  for (const auto& r : plan.rows) {
-    auto fresh = s.pool.extend(r.id, r.start + static_cast<int64_t>(r.tokens.size()));
-    TROUPE_CHECK(fresh.has_value(), "the scheduler reserves a sequence's blocks before it starts");
-    if (!fresh->empty()) placed.blocks.push_back({r.id, std::move(*fresh)});
-  }
-  placed.plan = std::move(plan);
-  return placed;
+void show(const kv_ledger& ledger, counters& numbers) {
+  numbers.blocks_used = ledger.pool().n_held();
+  numbers.blocks_cached = ledger.pool().n_cached();
+  numbers.snapshots = ledger.index().n_snapshots();
 }
 
 kv_cache_actor::behavior_type behave(kv_cache_actor::stateful_pointer<kv_state> self, kv_cache_config c,
                                      std::vector<engram_fetch_actor> next, std::shared_ptr<counters> numbers) {
   guard(self);
-  self->state.pool = block_pool{c.n_blocks, c.block_tokens};
+  self->state.ledger.emplace(c);
   numbers->blocks = c.n_blocks;
   return {
       [=](step_plan& plan) {
@@ -52,8 +37,11 @@ kv_cache_actor::behavior_type behave(kv_cache_actor::stateful_pointer<kv_state> 
           return;
         }
         TROUPE_CHECK(plan.step == ++s.last_step, "steps arrive in order, none is lost");
-        step_placed placed = place(s, std::move(plan));
-        numbers->blocks_used = s.pool.n_held();
+        const int64_t asked = s.ledger->n_asked(), found = s.ledger->n_found();
+        step_placed placed = s.ledger->place(std::move(plan));
+        numbers->cache_queries += s.ledger->n_asked() - asked;
+        numbers->cache_hits += s.ledger->n_found() - found;
+        show(*s.ledger, *numbers);
         for (size_t i = 0; i + 1 < next.size(); ++i) self->send(next[i], placed);
         self->send(next.back(), std::move(placed));
       },
@@ -61,8 +49,10 @@ kv_cache_actor::behavior_type behave(kv_cache_actor::stateful_pointer<kv_state> 
         auto& s = self->state;
         s.epoch = w.epoch;
         s.last_step = 0;
-        s.pool = block_pool{c.n_blocks, c.block_tokens};
+        s.ledger.emplace(c);
+        show(*s.ledger, *numbers);
       },
+      [=](const miss_question& q) { return self->state.ledger->explain(q); },
   };
 }
 

@@ -1,8 +1,9 @@
-// Which sequence holds which KV block. Owns block_pool and prefix_index; never touches device memory.
+// Which sequence holds which KV block. Owns block_pool and prefix_index, in a kv_ledger; never touches device memory.
 #pragma once
 
 #include "actors/counters.h"
 #include "actors/engram_fetch.h"
+#include "actors/kv_ledger.h"
 #include "actors/messages.h"
 
 #include <caf/fwd.hpp>
@@ -12,11 +13,9 @@
 
 namespace troupe {
 
-using kv_cache_actor = caf::typed_actor<caf::reacts_to<step_plan>, caf::reacts_to<wiring>>;
-
-struct kv_cache_config {
-  int64_t n_blocks = 0, block_tokens = 64;
-};
+// miss_question: for the console, between steps.
+using kv_cache_actor = caf::typed_actor<caf::reacts_to<step_plan>, caf::reacts_to<wiring>,
+                                        caf::replies_to<miss_question>::with<miss_answer>>;
 
 kv_cache_actor spawn_kv_cache(caf::actor_system&, const kv_cache_config&, std::vector<engram_fetch_actor> next,
                               std::shared_ptr<counters>);

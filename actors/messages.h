@@ -25,6 +25,7 @@ namespace troupe {
 enum class turn_id : uint64_t {};
 enum class sequence_id : uint64_t {};
 enum class block_id : int32_t {};
+enum class snapshot_id : uint64_t {}; // bytes of a slot's window state, kept by each rank
 
 // 2. connection -> request (front only): a parsed and validated request.
 struct chat_request {
@@ -82,6 +83,7 @@ struct image_piece {
 struct image_place {
   int64_t start = 0; // position of the span's START token
   int32_t grid_h = 0, grid_w = 0, image = 0;
+  uint64_t hash = 0; // of its pixels
 };
 
 // 3. request -> scheduler.
@@ -94,6 +96,7 @@ struct sequence_admit {
   int64_t max_tokens = 0; // generated tokens at most, >= 1
   sampling_params sampling;
   std::string cache_salt;
+  bool shares_prompt = false; // with an earlier choice of its turn: usage counts that prompt, and its hits, once
 };
 // Sequences of one turn are admitted together or not at all.
 struct turn_admit {
@@ -118,6 +121,8 @@ struct sequence_start { // rides in the first plan of a sequence
   std::vector<image_place> images;
   sampling_params sampling;
   std::string cache_salt;
+  turn_id turn{};
+  std::vector<int32_t> prompt; // whole; up to kv_cache only, which sends the ranks what they need of it
 };
 struct planned_rows {
   sequence_id id{};
@@ -128,7 +133,8 @@ struct planned_rows {
 };
 struct sequence_end {
   sequence_id id{};
-  int32_t slot = -1; // -1: never placed
+  int32_t slot = -1;    // -1: never placed
+  int64_t n_tokens = 0; // positions whose state is sound; what lies beyond must not be used again
 };
 struct step_plan {
   uint64_t epoch = 0, step = 0;
@@ -142,14 +148,29 @@ struct new_blocks {
   sequence_id id{};
   std::vector<block_id> blocks; // appended to the sequence's table
 };
-struct cached_prefix {
+struct cached_prefix { // rides with the first rows of a sequence
   sequence_id id{};
-  int64_t n_tokens = 0; // found in the prefix cache; 0 until there is one
+  int64_t n_tokens = 0;        // found in the prefix cache; 0: nothing, and what follows is empty
+  snapshot_id snapshot{};      // to be put into the sequence's slot before the rows run
+  std::vector<int32_t> before; // the last of these tokens, for the side tables
+  std::vector<int32_t> seen;   // distinct ids among them, where a penalty counts the prompt
 };
+struct block_copy {
+  block_id from{}, to{};
+};
+struct snapshot_save {
+  int32_t slot = 0;
+  int64_t n_tokens = 0;
+  snapshot_id snapshot{};
+};
+// A rank works through it in this order: saves_before, ended, started, copies, cached, rows, saves_after, dropped.
 struct step_placed {
-  step_plan plan;
+  step_plan plan; // a sequence may have fewer rows than were planned, from a later position, or none
   std::vector<new_blocks> blocks;
   std::vector<cached_prefix> cached;
+  std::vector<snapshot_save> saves_before, saves_after;
+  std::vector<block_copy> copies;
+  std::vector<snapshot_id> dropped;
 };
 
 // 6. engram_fetch[r] -> rank[r].
@@ -166,6 +187,7 @@ struct sequence_result {
   int64_t cached_tokens = 0;
   std::string failure;  // not empty: this sequence cannot go on
   int32_t status = 500; // HTTP status of the failure
+  int64_t n_tokens = 0; // positions computed so far, cached ones included
 };
 struct step_result {
   uint64_t epoch = 0, step = 0;
@@ -232,6 +254,18 @@ struct scheduler_status {
   int64_t n_blocks = 0, n_blocks_used = 0, n_refused = 0;
   std::array<int64_t, 5> n_ended{}; // by end_cause; `none`: cancelled
   bool draining = false;
+};
+
+// console -> kv_cache -> console: why a prompt would be computed again.
+struct miss_question {
+  std::vector<int32_t> prompt;
+  std::vector<image_place> images;
+  std::string cache_salt;
+};
+struct miss_answer {
+  int64_t n_tokens = 0, n_cached = 0;
+  int64_t first_differing = 0; // position of the first token that nothing cached has; n_tokens: there is none
+  std::string missing;         // "nothing", "block", "evicted", "snapshot", "salt"
 };
 
 // connection -> prepare -> connection: questions about text that run nothing (/render, /tokenize, /detokenize).

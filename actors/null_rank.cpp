@@ -34,6 +34,7 @@ step_result answer(null_state& s, const null_rank_config& config, const step_pla
   for (const auto& r : placed.plan.rows) {
     auto& out = result.results.emplace_back();
     out.id = r.id;
+    out.n_tokens = r.start + static_cast<int64_t>(r.tokens.size());
     if (!r.samples) continue;
     auto& at = s.next_token[r.id];
     out.tokens.emplace_back().id = config.text[at];

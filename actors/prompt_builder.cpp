@@ -100,7 +100,7 @@ void prompt_builder::expand(turn_prepared::prompt& p, const std::vector<planned_
       continue;
     }
     const auto& image = images[static_cast<size_t>(next)];
-    p.images.push_back({static_cast<int64_t>(ids.size()), image.grid_h, image.grid_w, next++});
+    p.images.push_back({static_cast<int64_t>(ids.size()), image.grid_h, image.grid_w, next++, image.hash});
     ids.insert(ids.end(), static_cast<size_t>(image.n_tokens()), marker);
   }
   p.ids = std::move(ids);

@@ -45,7 +45,10 @@ step_result run_step(running_rank& s, const rank_config& config, const staging_b
   const auto broken_image = s.sequences->begin(ready.placed, &weights);
   int64_t n_rows = 0;
   for (const auto& r : plan.rows) n_rows += static_cast<int64_t>(r.tokens.size());
-  if (n_rows == 0) return result;
+  if (n_rows == 0) {
+    s.sequences->end(ready.placed, false, weights);
+    return result;
+  }
   const auto unread = agree(s, config, ready.failure);
   if (!unread.empty())
     result.results = rank_state::fail(plan, unread, 503);
@@ -53,6 +56,7 @@ step_result run_step(running_rank& s, const rank_config& config, const staging_b
     result.results = rank_state::fail(plan, *broken_image, 500);
   else
     result.results = s.sequences->run(plan, records.slot(ready.staging, n_rows), weights);
+  s.sequences->end(ready.placed, unread.empty() && !broken_image, weights);
   result.compute_us =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - began).count();
   return result;

@@ -51,10 +51,14 @@ void rank_state::clear(model* weights) {
   images_.clear();
   image_of_.clear();
   sequences_.clear();
+  snapshots_.clear();
 }
 
 std::optional<std::string> rank_state::encode_images(sequence& s, model& weights) {
   for (const auto& place : s.start.images) {
+    s.spans.push_back({place.start, place.grid_h, place.grid_w, place.image});
+    s.handles.push_back(-1);
+    if (place.start + int64_t{place.grid_h} * (place.grid_w + 1) + 2 <= s.cached_tokens) continue; // no row shows it
     const auto found = image_of_.find({s.start.id, place.image});
     if (found == image_of_.end()) return "the pixels of an image did not reach the rank";
     auto& image = images_.at(found->second);
@@ -64,30 +68,50 @@ std::optional<std::string> rank_state::encode_images(sequence& s, model& weights
       image.handle = weights.encode_image(p);
       image.pixels.rgb = {};
     }
-    s.spans.push_back({place.start, place.grid_h, place.grid_w, place.image});
-    s.handles.push_back(image.handle);
+    s.handles.back() = image.handle;
   }
   return std::nullopt;
 }
 
+// The first rows of a sequence come next: where they begin, and what lies before them.
+std::optional<std::string> rank_state::enter(sequence& s, const cached_prefix& c, model* weights) {
+  s.cached_tokens = c.n_tokens;
+  if (s.sampler) s.sampler->see_prompt(c.seen);
+  std::optional<std::string> failure;
+  if (!s.start.images.empty() && weights) failure = encode_images(s, *weights);
+  if (c.n_tokens > 0 && weights && !failure)
+    failure = snapshots_.restore(c.snapshot, s.start.slot, c.n_tokens, *weights);
+  return failure;
+}
+
 std::optional<std::string> rank_state::begin(const step_placed& placed, model* weights) {
+  if (weights) snapshots_.save(placed.saves_before, *weights);
   for (const auto& e : placed.plan.ended) {
     drop_images(e.id, weights);
     sequences_.erase(e.id);
   }
-  std::optional<std::string> failure;
   for (const auto& start : placed.plan.started) {
     auto& s = sequences_[start.id];
     s.start = start;
     if (samples_) s.sampler.emplace(start.sampling);
-    if (!start.images.empty() && weights && !failure) failure = encode_images(s, *weights);
   }
-  for (const auto& c : placed.cached) sequences_.at(c.id).cached_tokens = c.n_tokens;
+  if (weights)
+    for (const auto& c : placed.copies) weights->copy_block(static_cast<int32_t>(c.from), static_cast<int32_t>(c.to));
+  std::optional<std::string> failure;
+  for (const auto& c : placed.cached) {
+    const auto why = enter(sequences_.at(c.id), c, weights);
+    if (why && !failure) failure = why;
+  }
   for (const auto& b : placed.blocks) {
     auto& table = sequences_.at(b.id).blocks;
     for (const auto id : b.blocks) table.push_back(static_cast<int32_t>(id));
   }
   return failure;
+}
+
+void rank_state::end(const step_placed& placed, bool has_run, model& weights) {
+  if (has_run) snapshots_.save(placed.saves_after, weights);
+  snapshots_.drop(placed.dropped);
 }
 
 void rank_state::sample(sequence& s, const planned_rows& row, std::span<const float> logits, sequence_result& out) {
@@ -131,6 +155,7 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     auto& out = results.emplace_back();
     out.id = r.id;
     out.cached_tokens = s.cached_tokens;
+    out.n_tokens = r.start + static_cast<int64_t>(r.tokens.size());
     if (!r.samples) continue;
     TROUPE_CHECK((at + 1) * vocabulary <= logits.size(), "forward gives the logits that were asked for");
     sample(s, r, logits.subspan(at++ * vocabulary, vocabulary), out);

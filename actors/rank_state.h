@@ -2,6 +2,7 @@
 #pragma once
 
 #include "actors/messages.h"
+#include "actors/snapshot_store.h"
 #include "model/model.h"
 #include "model/sampling.h"
 
@@ -23,8 +24,11 @@ public:
 
   // Pixels of an image; a piece that does not fit what came before is refused with a reason.
   std::optional<std::string> take(image_piece&&);
-  // Applies ended, started, cached and new blocks of a step, encodes new images. A value: why the step cannot run.
+  // Applies all of a step that comes before its rows: snapshots, ends, starts, copies, cached prefixes, new blocks, new
+  // images. A value: why the step cannot run.
   std::optional<std::string> begin(const step_placed&, model*);
+  // And what comes after them. `has_run`: the rows did.
+  void end(const step_placed&, bool has_run, model&);
   // Runs the step's rows and samples. `records`: the step's side-table rows. One result a planned row, in order.
   std::vector<sequence_result> run(const step_plan&, std::span<const std::byte> records, model&);
   // The same shape when the step cannot run: every sequence of it fails.
@@ -33,6 +37,7 @@ public:
 
   size_t n_sequences() const { return sequences_.size(); }
   size_t n_images() const { return images_.size(); }
+  const snapshot_store& snapshots() const { return snapshots_; }
 
 private:
   using image_key = std::pair<sequence_id, int32_t>;
@@ -52,8 +57,10 @@ private:
   };
   void drop_images(sequence_id, model*);
   std::optional<std::string> encode_images(sequence&, model&);
+  std::optional<std::string> enter(sequence&, const cached_prefix&, model*);
   void sample(sequence&, const planned_rows&, std::span<const float> logits, sequence_result&);
 
+  snapshot_store snapshots_;
   sampler_state::vocabulary_rules rules_;
   bool samples_;
   std::unordered_map<sequence_id, sequence> sequences_;

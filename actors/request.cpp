@@ -147,6 +147,7 @@ void start(self_pointer self, turn_prepared& p) {
       q.sampling = r.sampling;
       q.sampling.choice = choice;
       q.cache_salt = r.cache_salt;
+      q.shares_prompt = i > 0;
       open.sequences.push_back({q.id, choice, prompt.text});
     }
   }

@@ -37,7 +37,9 @@ ring spawn_ring(caf::actor_system& system, const ring_config& config, std::share
     out.engram_fetches.push_back(
         spawn_engram_fetch(system, std::move(fetch), std::move(records), out.ranks.back(), numbers, blocks));
   }
-  const kv_cache_config kv{config.limits.n_blocks, config.limits.block_tokens};
+  kv_cache_config kv = config.prefix;
+  kv.n_blocks = config.limits.n_blocks;
+  kv.block_tokens = config.limits.block_tokens;
   out.kv_cache = spawn_kv_cache(system, kv, out.engram_fetches, numbers);
   return out;
 }

@@ -16,6 +16,7 @@ namespace troupe {
 
 struct ring_config {
   batch_limits limits;
+  kv_cache_config prefix; // n_blocks and block_tokens are those of `limits`
   int32_t n_ranks = 1;
   std::function<rank_parts(int32_t rank)> make_rank;                      // called on the rank's own thread
   std::function<std::unique_ptr<table_reader>(int32_t rank)> open_tables; // may be empty: no side tables

@@ -85,7 +85,6 @@ void admit(self_pointer self, turn_admit& turn) {
     return;
   }
   s.numbers->prompt_tokens += n_prompt;
-  s.numbers->cache_queries += n_prompt;
   self->send(s.fan_out, turn_queued{id});
   if (asker) self->send(asker, turn_queued{id});
   pump(self);

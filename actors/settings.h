@@ -26,6 +26,8 @@ struct settings {
   int64_t max_context = 0;    // 0: what the model says
   int32_t chunk_tokens = 512; // rows of one step
   int64_t kv_memory_bytes = int64_t{2} << 30;
+  int64_t snapshot_memory_bytes = int64_t{512} << 20; // prefix cache: window state, of each rank
+  int64_t snapshot_interval = 4096;                   // tokens between snapshots of that kind; 0: none of it
   int32_t max_n = 128, max_images = 16;
   int64_t max_body_bytes = int64_t{256} << 20;
   int64_t max_image_bytes = int64_t{20} << 20;

@@ -97,6 +97,7 @@ struct runtime::impl {
   int32_t n_ranks() const { return is_null() ? 1 : parts.config.ranks; }
   batch_limits plan_limits() const;
   ring_config plan_ring(const batch_limits&);
+  kv_cache_config plan_prefix_cache() const;
   rank_parts make_rank(int32_t rank, const batch_limits&);
   void load_parts();
   void warm_up(const batch_limits&);
@@ -160,6 +161,19 @@ rank_parts runtime::impl::make_rank(int32_t rank, const batch_limits& limits) {
   return p;
 }
 
+kv_cache_config runtime::impl::plan_prefix_cache() const {
+  const auto& c = parts.config;
+  const auto bytes = plan_state(folder, host_activation_bytes);
+  kv_cache_config prefix;
+  prefix.snapshot_bytes = bytes.per_snapshot;
+  prefix.snapshot_memory_bytes = c.snapshot_memory_bytes;
+  prefix.snapshot_interval = c.snapshot_interval;
+  prefix.snapshot_slack = bytes.snapshot_slack;
+  prefix.tail_tokens = c.prefill == "tail" ? c.tail_tokens : -1;
+  prefix.fingerprint = make_fingerprint(folder, c);
+  return prefix;
+}
+
 ring_config runtime::impl::plan_ring(const batch_limits& limits) {
   ring_config config;
   config.limits = limits;
@@ -168,6 +182,7 @@ ring_config runtime::impl::plan_ring(const batch_limits& limits) {
     config.null = null_rank_config{parts.text->words()->encode_plain(null_text), parts.config.null_tokens_per_s};
     return config;
   }
+  config.prefix = plan_prefix_cache();
   if (n_ranks() > 1) group = make_host_collectives(n_ranks(), collective_deadline);
   loaded = std::vector<std::atomic<double>>(static_cast<size_t>(n_ranks()));
   const auto suppressed = parts.text->suppressed_ids();

@@ -68,7 +68,7 @@ void add_engine(family_list& out, const counters& n) {
   out.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
               static_cast<double>(n.cache_queries));
   out.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
-              static_cast<double>(n.cached_tokens));
+              static_cast<double>(n.cache_hits));
   out.counter("vllm:num_preemptions_total", "Sequences put back into the queue.", static_cast<double>(n.preemptions));
   out.counter("vllm:prompt_tokens_total", "Prompt tokens computed or found.", static_cast<double>(n.prompt_tokens));
   out.counter("vllm:generation_tokens_total", "Tokens generated.", static_cast<double>(n.generated_tokens));

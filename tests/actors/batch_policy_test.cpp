@@ -42,6 +42,7 @@ step_result answer(const step_plan& plan, int32_t token = 7) {
   for (const auto& row : plan.rows) {
     auto& s = r.results.emplace_back();
     s.id = row.id;
+    s.n_tokens = row.start + static_cast<int64_t>(row.tokens.size());
     if (row.samples) s.tokens.emplace_back().id = token;
   }
   return r;

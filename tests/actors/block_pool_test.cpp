@@ -1,6 +1,5 @@
-// The ledger of KV blocks, and the prefix index that stores nothing yet.
+// The ledger of KV blocks.
 #include "actors/block_pool.h"
-#include "actors/prefix_index.h"
 
 #include <doctest/doctest.h>
 
@@ -61,9 +60,27 @@ TEST_CASE("block_pool: opening twice and extending what is not open are refused"
   CHECK_FALSE(p.extend(b, 1).has_value());
 }
 
-TEST_CASE("prefix_index: an empty index knows no prefix") {
-  const prefix_index index;
-  const std::vector<int32_t> prompt{1, 2, 3};
-  CHECK(index.find(prompt, "") == 0);
-  CHECK(index.n_entries() == 0);
+TEST_CASE("block_pool: a block is free again when no sequence and not the cache has it") {
+  block_pool p(4, 8);
+  p.open(a);
+  const auto blocks = *p.extend(a, 16);
+  p.keep(blocks[0]);
+  p.keep(blocks[0]);
+  p.open(b);
+  CHECK(p.share(b, blocks));
+  CHECK(p.n_held() == 2);
+  p.release(a);
+  CHECK(p.n_held() == 2);
+  CHECK(p.table(b).size() == 2);
+  p.release(b);
+  CHECK(p.n_held() == 0);
+  CHECK(p.n_cached() == 1);
+  CHECK(p.n_free() == 3);
+  p.open(a);
+  CHECK_FALSE(p.share(a, blocks)); // the second one is free
+  CHECK(p.table(a).empty());
+  p.let_go(blocks[0]);
+  CHECK(p.n_cached() == 1);
+  p.let_go(blocks[0]);
+  CHECK(p.n_free() == 4);
 }

@@ -72,6 +72,14 @@ TEST_CASE_FIXTURE(wire_world, "wire: a step on its way round the ring") {
   const step_placed placed{plan(), {{sequence_id{5}, {block_id{3}, block_id{1}}}}, {{sequence_id{5}, 64}}};
   CHECK(round_trip(placed).blocks.at(0).blocks == placed.blocks[0].blocks);
   CHECK(round_trip(step_ready{placed, 1, "why"}).failure == "why");
+  step_placed cached = placed;
+  cached.cached = {{sequence_id{5}, 64, snapshot_id{9}, {1, 2}, {3}}};
+  cached.saves_before = {{1, 70, snapshot_id{4}}};
+  cached.saves_after = {{2, 71, snapshot_id{5}}};
+  cached.copies = {{block_id{1}, block_id{2}}};
+  cached.dropped = {snapshot_id{7}, snapshot_id{8}};
+  CHECK(round_trip(cached).dropped == cached.dropped);
+  CHECK(round_trip(cached).cached.at(0).seen == std::vector<int32_t>{3});
   step_result result{4, 9, {}, 123};
   result.results.push_back({sequence_id{5}, {{7, -0.5F, {{8, -0.25F}}}}, 6, "f", 503});
   const auto back = round_trip(result);

@@ -1,0 +1,214 @@
+// Placing a step: what has ended leaves its snapshot, what begins looks for one, what fills a block hands it over.
+#include "actors/kv_ledger.h"
+
+#include "storage/check.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace troupe {
+
+namespace {
+
+constexpr int64_t n_before = 16; // tokens for the side tables: more than any looks back on; the reader checks
+constexpr int64_t never = std::numeric_limits<int64_t>::max();
+
+int64_t n_tokens(const planned_rows& r) { return static_cast<int64_t>(r.tokens.size()); }
+
+} // namespace
+
+kv_ledger::kv_ledger(const kv_cache_config& c)
+    : config_(c), pool_(c.n_blocks, c.block_tokens),
+      index_({c.fingerprint, c.snapshot_bytes > 0 ? c.snapshot_memory_bytes / c.snapshot_bytes : 0}, pool_) {
+  TROUPE_CHECK(c.snapshot_interval >= 0 && c.snapshot_slack >= 0, "settings are checked where they are read");
+}
+
+int64_t kv_ledger::late_floor(int64_t n_prompt) const {
+  return config_.tail_tokens < 0 ? 0 : std::max<int64_t>(n_prompt - config_.tail_tokens, 0);
+}
+
+step_placed kv_ledger::place(step_plan&& plan) {
+  step_placed placed;
+  index_.unpin_all();
+  for (auto& [id, s] : sequences_) s.n_before = s.n_done;
+  for (const auto& e : plan.ended) finish(e, placed);
+  for (auto& s : plan.started) {
+    open(sequence_start(s));
+    s.prompt = {}; // the ranks get it row by row
+  }
+  std::vector<planned_rows> rows;
+  rows.reserve(plan.rows.size());
+  for (auto& r : plan.rows)
+    if (place_rows(r, placed)) rows.push_back(std::move(r));
+  plan.rows = std::move(rows);
+  for (const auto& r : plan.rows) save_after(sequences_.at(r.id), r, placed); // no row of this step may find these
+  placed.dropped = index_.take_dropped();
+  placed.plan = std::move(plan);
+  return placed;
+}
+
+// The end of a reply, or of a prefill that was cut short, is where the next turn goes on.
+void kv_ledger::finish(const sequence_end& e, step_placed& placed) {
+  const auto found = sequences_.find(e.id);
+  if (found == sequences_.end()) return; // it ended before its first plan
+  auto& s = found->second;
+  const int64_t n = std::min(e.n_tokens, s.n_done);
+  if (index_.max_snapshots() > 0 && s.has_begun) {
+    const auto& salt = s.start.cache_salt;
+    const std::span<const symbol> symbols = s.symbols;
+    if (n < s.n_done) index_.forget(salt, symbols.first(static_cast<size_t>(s.n_done)), n);
+    if (n > 0 && s.n_done - n <= config_.snapshot_slack)
+      if (const auto id = index_.add_snapshot(salt, symbols.first(static_cast<size_t>(n)), pool_.table(e.id), s.floor))
+        placed.saves_before.push_back({s.start.slot, n, *id});
+  }
+  pool_.release(e.id);
+  sequences_.erase(found);
+}
+
+void kv_ledger::open(sequence_start&& start) {
+  const auto id = start.id;
+  TROUPE_CHECK(pool_.open(id), "a sequence starts once");
+  auto& s = sequences_[id];
+  s.start = std::move(start);
+  s.floor = late_floor(s.start.n_prompt);
+  if (index_.max_snapshots() > 0) append_symbols(s.symbols, s.start.prompt, 0, s.start.images);
+}
+
+// False: the sequence gets no rows in this step.
+bool kv_ledger::place_rows(planned_rows& r, step_placed& placed) {
+  auto& s = sequences_.at(r.id);
+  if (!s.has_begun) {
+    if (!begin(s, r, placed)) return false;
+  } else {
+    cut(s, r);
+    if (!take_blocks(s, r, {}, placed)) return false;
+  }
+  s.n_done = r.start + n_tokens(r);
+  if (r.start >= s.start.n_prompt && index_.max_snapshots() > 0) {
+    s.symbols.resize(static_cast<size_t>(r.start)); // what was rejected is fed again, perhaps with other tokens
+    append_symbols(s.symbols, r.tokens, r.start, {});
+  }
+  return true;
+}
+
+bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed) {
+  prefix_index::hit hit;
+  const int64_t n_prompt = s.start.n_prompt, floor = late_floor(n_prompt);
+  if (index_.max_snapshots() > 0) {
+    hit = index_.find(s.start.cache_salt, s.symbols, floor);
+    if (has_leader(s, hit.n_tokens)) return false;
+    const int64_t n = std::min(n_tokens(r), n_prompt - hit.n_tokens);
+    const auto from = s.start.prompt.begin() + hit.n_tokens;
+    r.start = hit.n_tokens;
+    r.tokens.assign(from, from + n);
+    r.samples = r.start + n == n_prompt;
+    s.fork = hit.n_common > hit.n_tokens ? hit.n_common : 0;
+    s.floor = hit.n_tokens <= floor ? floor : hit.floor;
+    cut(s, r);
+  }
+  if (!take_blocks(s, r, hit, placed)) return false;
+  s.has_begun = true;
+  s.n_kept = static_cast<int64_t>(hit.blocks.size());
+  n_asked_ += n_prompt;
+  n_found_ += hit.n_tokens;
+  cached_prefix c{r.id, hit.n_tokens, hit.snapshot, {}, {}};
+  const auto end = s.start.prompt.begin() + hit.n_tokens;
+  c.before.assign(end - std::min(hit.n_tokens, n_before), end);
+  if (s.start.sampling.repetition_penalty != 1) {
+    c.seen.assign(s.start.prompt.begin(), end);
+    std::sort(c.seen.begin(), c.seen.end());
+    c.seen.erase(std::unique(c.seen.begin(), c.seen.end()), c.seen.end());
+  }
+  placed.cached.push_back(std::move(c));
+  s.start.prompt = {}; // its symbols stay
+  return true;
+}
+
+// Choices of one turn share their prompt: one computes it, the others begin when its snapshot is there. If that one
+// goes away, the next takes over.
+bool kv_ledger::has_leader(const sequence& s, int64_t n_found) const {
+  if (s.start.n_prompt - 1 - n_found < config_.block_tokens) return false; // not worth a step's wait
+  return std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& entry) {
+    const sequence& other = entry.second;
+    return other.has_begun && other.start.turn == s.start.turn && other.n_before < other.start.n_prompt &&
+           other.start.n_prompt == s.start.n_prompt && other.start.cache_salt == s.start.cache_salt &&
+           std::equal(s.symbols.begin(), s.symbols.end(), other.symbols.begin());
+  });
+}
+
+bool kv_ledger::take_blocks(sequence& s, planned_rows& r, const prefix_index::hit& hit, step_placed& placed) {
+  const int64_t end = r.start + n_tokens(r);
+  new_blocks all{r.id, hit.blocks};
+  TROUPE_CHECK(pool_.share(r.id, hit.blocks), "the index keeps the blocks that it names");
+  bool must_copy = hit.partial.has_value();
+  if (!index_.free_blocks(pool_.n_missing(r.id, end)) && must_copy && !pool_.is_held(*hit.partial)) {
+    // No room for a copy: the block itself changes hands, with all that hangs on it.
+    pool_.share(r.id, std::span(&*hit.partial, 1));
+    index_.surrender(*hit.partial, hit.n_tokens);
+    all.blocks.push_back(*hit.partial);
+    must_copy = false;
+  }
+  if (!index_.free_blocks(pool_.n_missing(r.id, end))) { // what other hits of this step copy from is free in the next
+    TROUPE_CHECK(!placed.copies.empty(), "the scheduler reserves a sequence's blocks before it starts");
+    if (!s.has_begun) {
+      pool_.release(r.id);
+      pool_.open(r.id);
+    }
+    return false;
+  }
+  const auto fresh = pool_.extend(r.id, end);
+  TROUPE_CHECK(fresh.has_value() && (!must_copy || !fresh->empty()), "the blocks were just made free");
+  if (must_copy) placed.copies.push_back({*hit.partial, fresh->front()});
+  all.blocks.insert(all.blocks.end(), fresh->begin(), fresh->end());
+  if (!all.blocks.empty()) placed.blocks.push_back(std::move(all));
+  return true;
+}
+
+bool kv_ledger::is_wanted(const sequence& s, int64_t n) const {
+  return n == s.start.n_prompt - 1 || n == s.fork ||
+         (config_.snapshot_interval > 0 && n % config_.snapshot_interval == 0);
+}
+
+int64_t kv_ledger::first_wanted(const sequence& s, int64_t above) const {
+  int64_t first = never;
+  if (config_.snapshot_interval > 0) first = (above / config_.snapshot_interval + 1) * config_.snapshot_interval;
+  for (const int64_t n : {s.start.n_prompt - 1, s.fork})
+    if (n > above) first = std::min(first, n);
+  return first;
+}
+
+// A chunk ends where a snapshot is wanted that could not be taken from its end.
+void kv_ledger::cut(const sequence& s, planned_rows& r) const {
+  if (index_.max_snapshots() == 0 || r.start >= s.start.n_prompt) return;
+  const int64_t at = first_wanted(s, r.start), end = r.start + n_tokens(r);
+  if (at == never || end - at <= config_.snapshot_slack) return;
+  r.tokens.resize(static_cast<size_t>(at - r.start));
+  r.samples = false;
+}
+
+void kv_ledger::save_after(sequence& s, const planned_rows& r, step_placed& placed) {
+  if (index_.max_snapshots() == 0) return;
+  const int64_t end = r.start + n_tokens(r);
+  const int64_t sure = r.start < s.start.n_prompt ? end : r.start + 1; // the rest are drafts
+  const auto table = pool_.table(r.id);
+  const std::span<const symbol> symbols = s.symbols;
+  if (sure / config_.block_tokens > s.n_kept) {
+    index_.commit(s.start.cache_salt, symbols.first(static_cast<size_t>(sure)), table);
+    s.n_kept = sure / config_.block_tokens;
+  }
+  for (int64_t n = std::max(r.start, end - config_.snapshot_slack - 1) + 1; n <= sure; ++n) {
+    if (!is_wanted(s, n) || end - n > config_.snapshot_slack) continue;
+    const auto id = index_.add_snapshot(s.start.cache_salt, symbols.first(static_cast<size_t>(n)), table, s.floor);
+    if (id) placed.saves_after.push_back({r.slot, n, *id});
+  }
+}
+
+miss_answer kv_ledger::explain(const miss_question& q) const {
+  std::vector<symbol> symbols;
+  append_symbols(symbols, q.prompt, 0, q.images);
+  const auto m = index_.explain(q.cache_salt, symbols);
+  static constexpr const char* names[] = {"nothing", "block", "evicted", "snapshot", "salt"};
+  return {static_cast<int64_t>(symbols.size()), m.n_cached, m.first_differing, names[static_cast<size_t>(m.what)]};
+}
+
+} // namespace troupe

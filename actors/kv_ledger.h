@@ -1,0 +1,70 @@
+// Turns a step plan into a placed step: blocks, prefix hits, snapshots to save and to drop. The decisions of kv_cache;
+// knows no CAF.                                                                               Design section 5.
+#pragma once
+
+#include "actors/block_pool.h"
+#include "actors/messages.h"
+#include "actors/prefix_index.h"
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace troupe {
+
+struct kv_cache_config {
+  int64_t n_blocks = 0, block_tokens = 64;
+  // Prefix cache. It is on when at least one snapshot fits its budget.
+  int64_t snapshot_bytes = 0;        // of one, at most
+  int64_t snapshot_memory_bytes = 0; // of all, on each rank
+  int64_t snapshot_interval = 4096;  // tokens; 0: none of that kind
+  int64_t snapshot_slack = 0;        // positions a slot may be ahead of a snapshot
+  int64_t tail_tokens = -1;          // of prefill mode tail; -1: exact
+  std::string fingerprint;
+};
+
+class kv_ledger {
+public:
+  explicit kv_ledger(const kv_cache_config&);
+
+  // Precondition: steps come in order; the scheduler has reserved the blocks of all that is started.
+  step_placed place(step_plan&&);
+  miss_answer explain(const miss_question&) const;
+
+  const block_pool& pool() const { return pool_; }
+  const prefix_index& index() const { return index_; }
+  int64_t n_asked() const { return n_asked_; } // prompt tokens looked up, and found
+  int64_t n_found() const { return n_found_; }
+
+private:
+  struct sequence {
+    sequence_start start;
+    std::vector<symbol> symbols; // of the prompt, then of what decode fed
+    int64_t n_done = 0;          // positions planned so far
+    int64_t n_before = 0;        // the same when this step began
+    int64_t n_kept = 0;          // full blocks given to the index
+    int64_t floor = 0, fork = 0; // of the late layers' rows; where others left this prefix, 0: nowhere
+    bool has_begun = false;
+  };
+
+  void finish(const sequence_end&, step_placed&);
+  void open(sequence_start&&);
+  bool place_rows(planned_rows&, step_placed&);
+  bool begin(sequence&, planned_rows&, step_placed&);
+  bool take_blocks(sequence&, planned_rows&, const prefix_index::hit&, step_placed&);
+  bool has_leader(const sequence&, int64_t n_found) const;
+  void cut(const sequence&, planned_rows&) const;
+  void save_after(sequence&, const planned_rows&, step_placed&);
+  bool is_wanted(const sequence&, int64_t n_tokens) const;
+  int64_t first_wanted(const sequence&, int64_t above) const;
+  int64_t late_floor(int64_t n_prompt) const;
+
+  kv_cache_config config_;
+  block_pool pool_;
+  prefix_index index_;
+  std::unordered_map<sequence_id, sequence> sequences_;
+  int64_t n_asked_ = 0, n_found_ = 0;
+};
+
+} // namespace troupe

@@ -1,0 +1,112 @@
+// A rank made of token lists: every block entry and every window state knows which tokens it came from.
+#pragma once
+
+#include "actors/batch_policy.h"
+#include "actors/kv_ledger.h"
+
+#include <doctest/doctest.h>
+
+#include <map>
+#include <vector>
+
+namespace troupe {
+
+struct pretend_device {
+  using history = std::vector<int32_t>;
+  int64_t block_tokens = 8, slack = 1;
+  std::map<block_id, history> blocks;
+  std::map<int32_t, history> slots;
+  std::map<snapshot_id, history> snapshots;
+  std::map<sequence_id, std::vector<block_id>> tables;
+  std::map<sequence_id, int64_t> n_prompt, n_cached;
+  std::map<sequence_id, int64_t> first_start; // of sequences that began
+  int64_t n_rows = 0;
+
+  void save(const snapshot_save& s) {
+    const auto& h = slots.at(s.slot);
+    const auto size = static_cast<int64_t>(h.size());
+    REQUIRE(s.n_tokens <= size);
+    CHECK(size - s.n_tokens <= slack);
+    CHECK(snapshots.emplace(s.snapshot, history(h.begin(), h.begin() + s.n_tokens)).second);
+  }
+  // What a model would say after these tokens: any function of all of them.
+  static int32_t next(const history& h) {
+    uint64_t x = 7;
+    for (const auto t : h) x = x * 6364136223846793005U + static_cast<uint64_t>(t) + 1;
+    return 100 + static_cast<int32_t>((x >> 40) % 50);
+  }
+
+  void before(const step_placed& placed) {
+    for (const auto& s : placed.saves_before) save(s);
+    for (const auto& e : placed.plan.ended) tables.erase(e.id);
+    for (const auto& s : placed.plan.started) {
+      CHECK(s.prompt.empty());
+      tables[s.id];
+      n_prompt[s.id] = s.n_prompt;
+      slots[s.slot].clear();
+    }
+    for (const auto& c : placed.copies) blocks[c.to] = blocks.at(c.from);
+    for (const auto& b : placed.blocks) tables.at(b.id).insert(tables[b.id].end(), b.blocks.begin(), b.blocks.end());
+    for (const auto& c : placed.cached) {
+      n_cached[c.id] = c.n_tokens;
+      if (c.n_tokens == 0) continue;
+      const auto& h = snapshots.at(c.snapshot);
+      REQUIRE(static_cast<int64_t>(h.size()) == c.n_tokens);
+      for (const auto& r : placed.plan.rows)
+        if (r.id == c.id) {
+          CHECK(r.start == c.n_tokens);
+          slots[r.slot] = h;
+        }
+      CHECK(std::equal(c.before.rbegin(), c.before.rend(), h.rbegin()));
+      CHECK(c.before.size() == std::min<size_t>(h.size(), 16));
+    }
+  }
+  void run(const planned_rows& r) {
+    auto& h = slots[r.slot];
+    first_start.emplace(r.id, r.start);
+    REQUIRE(r.start == static_cast<int64_t>(h.size()));
+    REQUIRE_FALSE(r.tokens.empty());
+    const auto& table = tables.at(r.id);
+    REQUIRE(static_cast<int64_t>(table.size()) * block_tokens >= r.start + static_cast<int64_t>(r.tokens.size()));
+    for (int64_t p = 0; p < r.start; ++p)
+      REQUIRE(blocks.at(table[static_cast<size_t>(p / block_tokens)])[static_cast<size_t>(p % block_tokens)] ==
+              h[static_cast<size_t>(p)]);
+    for (const auto t : r.tokens) {
+      const auto p = static_cast<int64_t>(h.size());
+      const auto b = table[static_cast<size_t>(p / block_tokens)];
+      for (const auto& [id, other] : tables)
+        if (id != r.id) CHECK(std::find(other.begin(), other.end(), b) == other.end()); // one writer
+      auto& entries = blocks[b];
+      entries.resize(static_cast<size_t>(block_tokens), -1);
+      entries[static_cast<size_t>(p % block_tokens)] = t;
+      h.push_back(t);
+      ++n_rows;
+    }
+    if (r.start < n_prompt.at(r.id)) CHECK(r.samples == (static_cast<int64_t>(h.size()) == n_prompt.at(r.id)));
+  }
+  // `fails`: a status, and the whole step fails with it.
+  step_result apply(const step_placed& placed, int32_t fails = 0) {
+    before(placed);
+    step_result result{placed.plan.epoch, placed.plan.step, {}, 0};
+    for (const auto& r : placed.plan.rows) {
+      auto& out = result.results.emplace_back();
+      out.id = r.id;
+      out.cached_tokens = n_cached[r.id];
+      if (fails != 0) {
+        out.failure = "failed";
+        out.status = fails;
+        if (fails == 500) slots[r.slot].push_back(-99); // nobody may build on it
+        continue;
+      }
+      run(r);
+      out.n_tokens = static_cast<int64_t>(slots.at(r.slot).size());
+      if (r.samples) out.tokens.emplace_back().id = next(slots.at(r.slot));
+    }
+    if (fails == 0)
+      for (const auto& s : placed.saves_after) save(s);
+    for (const auto id : placed.dropped) snapshots.erase(id);
+    return result;
+  }
+};
+
+} // namespace troupe
