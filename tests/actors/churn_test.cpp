@@ -17,9 +17,16 @@ struct client {
   bool has_left = false;
 };
 
-void churn(uint64_t seed) {
+// `with_cache`: few snapshots and blocks, so that the prefix cache evicts all the time.
+void churn(uint64_t seed, bool with_cache) {
   world w;
-  scripted_ring r(w);
+  scripted_ring r(w, scripted_ring::small_limits(), 1, [&](ring_config& c) {
+    if (!with_cache) return;
+    c.prefix.snapshot_bytes = 1;
+    c.prefix.snapshot_memory_bytes = static_cast<int64_t>(seed % 7) + 1;
+    c.prefix.snapshot_interval = static_cast<int64_t>(seed % 3) * 8;
+    c.prefix.snapshot_slack = 1;
+  });
   r.say(" some words that go on for a while STOP and on");
   std::mt19937_64 random(seed);
   const auto one_in = [&](uint64_t n) { return random() % n == 0; };
@@ -84,6 +91,13 @@ void churn(uint64_t seed) {
 TEST_CASE("churn: every turn ends once, whatever its client does and whenever") {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     CAPTURE(seed);
-    churn(seed);
+    churn(seed, false);
+  }
+}
+
+TEST_CASE("churn: the same with a prefix cache that is always full") {
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    CAPTURE(seed);
+    churn(seed, true);
   }
 }

@@ -104,6 +104,33 @@ TEST_CASE("runtime: the shipped model answers, on one rank and on two" * doctest
   }
 }
 
+TEST_CASE("runtime: the second identical request hits all but its last token, on one rank and on two" *
+          doctest::test_suite("slow")) {
+  for (const int32_t n_ranks : {1, 2}) {
+    CAPTURE(n_ranks);
+    auto s = quiet();
+    s.ranks = n_ranks;
+    live l(s);
+    CHECK(l.numbers->cache_queries == 0); // the warm-up is not traffic
+    const std::string question = "Repeat these words: one, two, three, four, five, six, seven, eight, nine, ten.";
+    std::vector<int32_t> first;
+    for (int time = 0; time < 3; ++time) {
+      CAPTURE(time);
+      const auto out = l.ask(question, 24);
+      REQUIRE(out->wait_end());
+      CHECK(out->error.message == "");
+      if (time == 0) first = out->choices.at(0).ids;
+      CHECK(out->choices.at(0).ids == first);
+      CHECK(out->usage.cached_tokens == (time == 0 ? out->usage.cached_tokens : out->usage.prompt_tokens - 1));
+      CHECK((time > 0 || out->usage.cached_tokens <= 1)); // of the warm-up
+    }
+    CHECK(l.numbers->cache_hits == l.numbers->cached_tokens);
+    CHECK(l.numbers->snapshots > 0);
+    CHECK(l.numbers->blocks_cached > 0);
+    CHECK(l.engine.drain(10s));
+  }
+}
+
 TEST_CASE("runtime: the null backend streams without weights, and a drain past its deadline ends the stream") {
   auto s = quiet();
   s.backend = "null";
