@@ -82,6 +82,7 @@ public:
 
   int64_t n_nodes() const { return n_nodes_; }
   int64_t n_snapshots() const { return static_cast<int64_t>(snapshots_.size()); }
+  int64_t n_salts() const { return static_cast<int64_t>(roots_.size()); }
   int64_t max_snapshots() const { return limits_.max_snapshots; }
 
 private:
