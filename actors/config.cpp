@@ -5,6 +5,7 @@
 #include "actors/config_table.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -68,6 +69,9 @@ bool is_boolean(std::string_view key) {
 }
 
 std::vector<assignment> read_file(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored))
+    throw std::runtime_error("file " + path + ": is a folder, expected a file");
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error("file " + path + ": cannot be read");
   std::ostringstream text;

@@ -114,6 +114,8 @@ TEST_CASE("config: values out of range, of the wrong kind or given twice are ref
   CHECK(has(mistake({}, {}, "host = \"a"), "not closed"));
   CHECK(has(mistake({}, {}, "port = 1 2"), "unexpected text"));
   CHECK(has(mistake({"--config", "/nowhere/x.toml"}), "/nowhere/x.toml: cannot be read"));
+  CHECK(has(mistake({"--config", TROUPE_BINARY_DIR}), "is a folder, expected a file"));
+  CHECK(has(mistake({}, {"TROUPE_CONFIG=" TROUPE_BINARY_DIR}), "is a folder, expected a file"));
 }
 
 TEST_CASE("config: flags in all their spellings; what is not a setting stays") {
