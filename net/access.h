@@ -4,6 +4,7 @@
 #include "actors/settings.h"
 #include "net/routes.h"
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -19,8 +20,11 @@ public:
   std::optional<api_error> refuse(const route&, const request_head&) const;
 
 private:
+  using digest = std::array<uint64_t, 2>;
+  digest digest_of(std::string_view) const;
   bool is_known(std::string_view key) const;
-  std::vector<std::string> keys_;
+  std::array<uint64_t, 2> secret_; // of this process; what a digest looks like tells nothing about the key
+  std::vector<digest> keys_;
 };
 
 // Value of Access-Control-Allow-Origin for a request's Origin; empty: no CORS headers. Without a list: every origin
