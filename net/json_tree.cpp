@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <simdjson.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace troupe {
@@ -41,12 +42,19 @@ private:
 
 class tree_builder {
 public:
+  explicit tree_builder(std::span<const std::string_view> trees) : trees_(trees) {}
   std::string error;
 
-  bool build(od::value in, json_value& out, int depth) {
+  // `keep` false: the value is checked, `out` gets its kind.
+  bool build(od::value in, json_value& out, int depth, bool keep = true) {
     if (depth > max_depth) return fail("nested deeper than 256 levels");
+    if (keep && ++n_values_ > max_json_values) return fail(fmt::format("more than {} values", max_json_values));
     od::json_type type;
     if (auto e = in.type().get(type)) return fail(e);
+    if (!keep) {
+      if (type == od::json_type::object) return check_object(in, out, depth);
+      if (type == od::json_type::array) return check_array(in, out, depth);
+    }
     switch (type) {
     case od::json_type::object: return build_object(in, out, depth);
     case od::json_type::array: return build_array(in, out, depth);
@@ -100,6 +108,43 @@ private:
     return true;
   }
 
+  bool check_array(od::value& in, json_value& out, int depth) {
+    out.kind = json_kind::array;
+    od::array items;
+    if (auto e = in.get_array().get(items)) return fail(e);
+    for (auto item : items) {
+      od::value v;
+      json_value ignored;
+      if (auto e = item.get(v)) return fail(e);
+      if (!build(v, ignored, depth + 1, false)) return false;
+    }
+    return true;
+  }
+
+  bool check_object(od::value& in, json_value& out, int depth) {
+    out.kind = json_kind::object;
+    od::object fields;
+    if (auto e = in.get_object().get(fields)) return fail(e);
+    for (auto field : fields) {
+      std::string_view key;
+      od::value v;
+      json_value ignored;
+      if (auto e = field.unescaped_key().get(key)) return fail(e);
+      if (!keep_string(key)) return false;
+      if (auto e = field.value().get(v)) return fail(e);
+      if (!build(v, ignored, depth + 1, false)) return false;
+    }
+    return true;
+  }
+
+  // Of a member of the root object: the others follow their parent.
+  bool is_kept(od::value& v, std::string_view key, int depth) {
+    od::json_type type;
+    if (trees_.empty() || depth > 1 || v.type().get(type)) return true;
+    if (type != od::json_type::object && type != od::json_type::array) return true;
+    return std::find(trees_.begin(), trees_.end(), key) != trees_.end();
+  }
+
   bool build_object(od::value& in, json_value& out, int depth) {
     out.kind = json_kind::object;
     od::object fields;
@@ -118,10 +163,13 @@ private:
       }
       od::value v;
       if (auto e = field.value().get(v)) return fail(e);
-      if (!build(v, out.items[at], depth + 1)) return false;
+      if (!build(v, out.items[at], depth + 1, is_kept(v, key, depth))) return false;
     }
     return true;
   }
+
+  std::span<const std::string_view> trees_;
+  size_t n_values_ = 0;
 };
 
 } // namespace
@@ -147,7 +195,7 @@ json_document::~json_document() = default;
 json_document::json_document(json_document&&) noexcept = default;
 json_document& json_document::operator=(json_document&&) noexcept = default;
 
-bool json_document::parse(std::string_view text) {
+bool json_document::parse(std::string_view text, std::span<const std::string_view> trees) {
   storage_ = std::make_unique<storage>();
   root_ = {};
   error_.clear();
@@ -159,7 +207,7 @@ bool json_document::parse(std::string_view text) {
   bytes += text;
   bytes += ']';
   od::document doc;
-  tree_builder builder;
+  tree_builder builder(trees);
   json_value outer;
   auto e =
       storage_->parser.iterate(simdjson::padded_string_view(bytes.data(), bytes.size(), bytes.capacity())).get(doc);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,8 @@ namespace troupe {
 
 enum class json_kind : uint8_t { null, boolean, number, string, array, object };
 const char* name(json_kind); // "null", "boolean", ...
+// Values of one document: above every prompt of token ids that fits a context, and a bound on what a body can cost.
+inline constexpr size_t max_json_values = 2'000'000;
 
 // Views point into the document that made the value.
 struct json_value {
@@ -35,7 +38,9 @@ public:
   json_document(json_document&&) noexcept;
   json_document& operator=(json_document&&) noexcept;
   // Any JSON value, scalars too. False: `error` says why, for a client to read ("... at byte 17").
-  bool parse(std::string_view text);
+  // With `trees`: an array or object under any other name of the root object is checked like the rest, but keeps its
+  // kind only, so that a body's unknown fields cost nothing. At most max_json_values values are kept.
+  bool parse(std::string_view text, std::span<const std::string_view> trees = {});
   const json_value& root() const { return root_; }
   const std::string& error() const { return error_; }
 

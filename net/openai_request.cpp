@@ -18,9 +18,31 @@ namespace {
 
 constexpr int64_t max_logprobs = 20;
 
+// Fields of any endpoint that are read into: arrays and objects under other names are checked and dropped.
+constexpr std::string_view trees[] = {"messages",
+                                      "tools",
+                                      "functions",
+                                      "function_call",
+                                      "tool_choice",
+                                      "response_format",
+                                      "stream_options",
+                                      "logit_bias",
+                                      "stop",
+                                      "stop_token_ids",
+                                      "allowed_token_ids",
+                                      "bad_words",
+                                      "prompt",
+                                      "tokens",
+                                      "chat_template_kwargs",
+                                      "thinking",
+                                      "reasoning",
+                                      "structured_outputs",
+                                      "mm_processor_kwargs",
+                                      "modalities"};
+
 // The body as an object; records the problem otherwise.
 bool read_body(std::string_view body, json_document& doc, request_problem& problem) {
-  if (!doc.parse(body)) {
+  if (!doc.parse(body, trees)) {
     problem.add("The request body is not valid JSON: " + doc.error(), "");
   } else if (!doc.root().is(json_kind::object)) {
     problem.add(fmt::format("The request body must be a JSON object, found {}", name(doc.root().kind)), "");

@@ -43,6 +43,31 @@ TEST_CASE("json_tree: keeps key order, number spelling and the last of duplicate
   CHECK(doc.root().find("k7")->text == "1007");
 }
 
+TEST_CASE("json_tree: trees under unknown names are checked and dropped, their kind stays") {
+  const std::string_view trees[] = {"known"};
+  json_document doc;
+  REQUIRE(doc.parse(R"({"known":[1,[2]],"x":[1,{"a":"\u00e9"}],"o":{"a":[1],"a":2},"s":"text","n":null})", trees));
+  CHECK(to_python_json(doc.root()) == R"({"known": [1, [2]], "x": [], "o": {}, "s": "text", "n": null})");
+  std::string deep = std::string(300, '[') + std::string(300, ']');
+  for (const std::string& bad : {std::string("[NaN]"), std::string("[1,]"), std::string("[\"\\ud800\"]"),
+                                 std::string("{\"a\":tru}"), std::string("{\"a\" 1}"), std::string("[1}"), deep})
+    CHECK_FALSE(doc.parse("{\"x\":" + bad + "}", trees));
+}
+
+TEST_CASE("json_tree: more values than a request can need are refused, unknown ones are not counted") {
+  const auto list = [](size_t n) {
+    std::string s(2 * n, ',');
+    for (size_t i = 0; i < n; i++) s[2 * i + 1] = '1';
+    s.front() = '[';
+    return s + "]";
+  };
+  const std::string_view trees[] = {"known"};
+  json_document doc;
+  CHECK(doc.parse("{\"x\":" + list(max_json_values + 10) + "}", trees));
+  CHECK_FALSE(doc.parse("{\"known\":" + list(max_json_values + 10) + "}", trees));
+  CHECK(doc.error().find("more than 2000000 values") != std::string::npos);
+}
+
 TEST_CASE("python_json: numbers and strings as Python writes them") {
   for (const auto& [in, out] : {std::pair{"0.0001", "0.0001"},
                                 {"0.00001", "1e-05"},
