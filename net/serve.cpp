@@ -8,6 +8,7 @@
 #include <caf/all.hpp>
 #include <fmt/format.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +22,7 @@ namespace {
 constexpr int exit_done = 0, exit_refused = 2, exit_cut_short = 3;
 constexpr auto last_bytes = std::chrono::seconds(2); // for answers already made, after the drain
 constexpr int stop_grace_s = 15;                     // above the drain timeout, before the process is ended by force
+constexpr auto same_stop = std::chrono::seconds(1);  // a signal so soon after the first one is the same wish to stop
 
 // Blocks the signals in this thread and all it starts; they are taken with sigwait.
 sigset_t block_signals() {
@@ -46,9 +48,16 @@ void say_ready(const server& listener) {
 
 // Ends the process if stopping takes longer than it may, or if the operator asks a second time.
 void watch_stop(sigset_t set, int limit_s) {
-  std::thread([set, limit_s] {
-    const timespec limit{limit_s, 0};
-    const int signal = sigtimedwait(&set, nullptr, &limit);
+  using clock = std::chrono::steady_clock;
+  sigdelset(&set, SIGUSR1);
+  std::thread([set, began = clock::now(), until = clock::now() + std::chrono::seconds(limit_s)] {
+    int signal = 0;
+    for (auto now = began; now < until && signal <= 0; now = clock::now()) {
+      const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - now).count();
+      const timespec limit{left / 1'000'000'000, left % 1'000'000'000};
+      signal = sigtimedwait(&set, nullptr, &limit);
+      if (clock::now() - began < same_stop) signal = 0; // a supervisor and its group may both tell
+    }
     spdlog::error(signal > 0 ? "stop: told twice, leaving at once" : "stop: took too long, leaving");
     std::fflush(nullptr);
     std::_Exit(exit_cut_short);
@@ -104,7 +113,9 @@ int run_serve(const loaded_config& config, const std::string& version) {
   runtime engine(system, s, numbers);
   loading load(engine, *listener, system, *numbers);
   int signal = 0;
-  sigwait(&signals, &signal);
+  do { // SIGUSR1 is how a failed load wakes this thread; from outside it means nothing
+    sigwait(&signals, &signal);
+  } while (signal == SIGUSR1 && !load.failed());
   if (!load.done() && !load.failed()) { // weights are being read: nothing is in flight, nothing is lost
     spdlog::info("stopped while loading");
     std::fflush(nullptr);
