@@ -2,6 +2,8 @@
 #include "actors/config.h"
 #include "actors/system.h"
 #include "model/deepseek_v41/checkpoint.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
 #include "net/verbs.h"
 
 #include <cstdio>
@@ -18,7 +20,7 @@ void print_usage() {
              "  serve               serve a model over HTTP (the default); SIGTERM finishes what is in flight\n"
              "  smoke [URL]         ask a running server what 17*19 is, and check the answer\n"
              "  status [URL]        one screen about a running server\n"
-             "  verify [FOLDER]     check a checkpoint's files, names and shapes without loading it\n"
+             "  verify [FOLDER]     check a checkpoint's files, names, shapes and tokenizer, without its weights\n"
              "  config show         every setting, its value and where it came from\n"
              "  --help, --version\n\n"
              "Settings come from defaults, a file (--config FILE or TROUPE_CONFIG), the environment (TROUPE_KEY) and\n"
@@ -30,7 +32,10 @@ void print_usage() {
 int run_verify(const std::string& folder) {
   const auto report = troupe::deepseek_v41::verify_checkpoint(folder);
   std::fputs(report.text().c_str(), stdout);
-  return report.problems.empty() ? 0 : exit_refused;
+  if (!report.problems.empty()) return exit_refused;
+  const auto text = troupe::load_text_side(folder); // reads tokenizer.json and checks itself; throws naming the file
+  std::printf("tokenizer: %lld tokens\n", static_cast<long long>(text->words()->size()));
+  return 0;
 }
 
 int run_verb(const troupe::loaded_config& config) {
