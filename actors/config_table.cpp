@@ -35,6 +35,7 @@ const setting table[] = {
     {"max_n", &settings::max_n, "Choices (n) of one request.", 1, 65536},
     {"max_images", &settings::max_images, "Images of one request.", 0, 4096},
     {"max_body_mb", &settings::max_body_bytes, "MiB of one request's body; more is answered 413.", 1, 1 << 16, {}, mib},
+    {"max_bodies_mb", &settings::max_bodies_bytes, "MiB of all bodies being read or prepared; beyond it 503.", 1, 1 << 20, {}, mib},
     {"max_image_mb", &settings::max_image_bytes, "MiB of one encoded image.", 1, 1 << 12, {}, mib},
     {"outbox_kb", &settings::outbox_bytes, "KiB a slow reader may leave unread before its sequences pause.", 4, 1 << 20, {}, kib},
     {"read_timeout", &settings::read_timeout_s, "Seconds without progress while a request is read; then 408.", 1, 86400},

@@ -55,6 +55,7 @@ void counters::forget_traffic() {
   for (auto* h : {&ttft, &inter_token, &e2e, &queue_time, &prefill_time, &decode_time, &prompt_size, &generation_size,
                   &iteration_tokens})
     h->clear();
+  for (auto* h : {&time_per_token, &inference_time, &longest_choice, &asked_tokens, &asked_choices}) h->clear();
 }
 
 } // namespace troupe

@@ -56,6 +56,8 @@ struct counters {
   histogram ttft{ttft_bounds()}, inter_token{itl_bounds()}, e2e{latency_bounds()}, queue_time{latency_bounds()},
       prefill_time{latency_bounds()}, decode_time{latency_bounds()}, prompt_size{size_bounds()},
       generation_size{size_bounds()}, iteration_tokens{size_bounds()};
+  histogram time_per_token{itl_bounds()}, inference_time{latency_bounds()}, longest_choice{size_bounds()},
+      asked_tokens{size_bounds()}, asked_choices{size_bounds()};
   void forget_traffic(); // everything but the phase, gauges and sizes: the warm-up is not traffic
 };
 

@@ -37,13 +37,14 @@ struct chat_request {
   std::vector<std::string> prompts;             // completions: texts ...
   std::vector<std::vector<int32_t>> prompt_ids; // ... or ids; one of the two is empty
   int32_t n = 1;                                // choices a prompt
-  int64_t max_tokens = -1;                      // -1: context - prompt
+  int64_t max_tokens = -1;                      // -1: the client set none
+  int64_t default_max_tokens = -1;              // then: at most so many of what the context leaves; -1: all of it
   sampling_params sampling;                     // seed is set; choice is filled per sequence
   std::vector<std::string> stop;
   bool include_stop_in_output = false;
   bool skip_special_tokens = true;
   int64_t truncate_prompt_tokens = -2; // -2: absent, -1: fit the context, n: keep the last n
-  bool wants_prompt_ids = false;
+  bool wants_prompt_ids = false, wants_prompt_text = false;
   bool echo = false; // completions: prompt text first
   int32_t priority = 0;
   std::string cache_salt;
@@ -68,6 +69,7 @@ struct turn_open {
   std::vector<std::string> stop;
   int64_t prompt_tokens = 0;
   std::vector<int32_t> prompt_ids; // expanded, for sink->open; empty when not asked for
+  std::string prompt_text;         // for sink->show_prompt; empty when not asked for
 };
 
 // Pixels of an image, in pieces of at most 1 MiB, before the step that needs them: request -> every rank.

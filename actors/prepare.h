@@ -24,7 +24,8 @@ struct turn_prepared {
   struct prompt {
     std::vector<int32_t> ids; // image placeholders expanded
     std::vector<image_place> images;
-    std::string text; // completions with echo
+    std::string text;     // completions with echo
+    std::string rendered; // where the request wants the prompt's text
     int64_t max_tokens = 0;
   };
   std::vector<prompt> prompts;       // one; completions: one or more

@@ -84,12 +84,18 @@ std::vector<planned_image> prompt_builder::plan_images(const std::vector<std::st
   return images;
 }
 
-void prompt_builder::expand(turn_prepared::prompt& p, const std::vector<planned_image>& images) const {
+void prompt_builder::expand(turn_prepared::prompt& p, const std::vector<planned_image>& images, bool is_chat) const {
   const int32_t marker = config_.info.image_token;
   const auto n_found = marker < 0 ? 0 : std::count(p.ids.begin(), p.ids.end(), marker);
+  if (!is_chat && n_found > 0)
+    throw refused_request{"The prompt contains the image marker, which this endpoint cannot take: images go into the "
+                          "messages of a chat.",
+                          "prompt"};
   if (n_found != static_cast<std::ptrdiff_t>(images.size()))
-    throw refused_request{"The prompt has " + std::to_string(n_found) + " image placeholders and " +
-                              std::to_string(images.size()) + " images.",
+    throw refused_request{"The messages hold " + std::to_string(images.size()) +
+                              " image(s), but the prompt made of "
+                              "them has " +
+                              std::to_string(n_found) + " place(s) for one.",
                           "messages"};
   if (images.empty()) return;
   std::vector<int32_t> ids;
@@ -109,7 +115,8 @@ void prompt_builder::expand(turn_prepared::prompt& p, const std::vector<planned_
 // Keeps the last tokens; an image that would be cut goes as a whole.
 void prompt_builder::truncate(turn_prepared::prompt& p, const chat_request& request) const {
   if (request.truncate_prompt_tokens == -2) return;
-  const int64_t room = config_.max_context - std::max<int64_t>(request.max_tokens, 1);
+  const int64_t wanted = request.max_tokens < 0 ? request.default_max_tokens : request.max_tokens;
+  const int64_t room = config_.max_context - std::max<int64_t>(wanted, 1);
   const int64_t keep = request.truncate_prompt_tokens < 0 ? std::max<int64_t>(room, 1) : request.truncate_prompt_tokens;
   int64_t cut = static_cast<int64_t>(p.ids.size()) - keep;
   if (cut <= 0) return;
@@ -142,7 +149,8 @@ void prompt_builder::fit(turn_prepared::prompt& p, const chat_request& request, 
                               "output tokens.",
                           "input_tokens"};
   }
-  p.max_tokens = request.max_tokens < 0 ? context - n : std::min(wanted, context - n);
+  const int64_t room = context - n, spare = request.default_max_tokens < 0 ? room : request.default_max_tokens;
+  p.max_tokens = std::min(request.max_tokens < 0 ? spare : wanted, room);
 }
 
 void prompt_builder::build_chat(turn_prepared& out) const {
@@ -152,9 +160,10 @@ void prompt_builder::build_chat(turn_prepared& out) const {
   auto& p = out.prompts.emplace_back();
   auto coded = encode(rendered, request);
   p.ids = std::move(coded.ids);
+  if (request.wants_prompt_text) p.rendered = rendered.text();
   if (coded.is_cut) fit(p, request, true); // refuses before any image is decoded
   out.images = plan_images(request.image_files, rendered.images);
-  expand(p, out.images);
+  expand(p, out.images, true);
   truncate(p, request);
   fit(p, request, false);
 }
@@ -168,6 +177,7 @@ void prompt_builder::build_completions(turn_prepared& out) const {
     auto& p = out.prompts.emplace_back();
     p.ids = std::move(coded.ids);
     if (request.echo) p.text = text;
+    if (request.wants_prompt_text) p.rendered = text;
     if (coded.is_cut) fit(p, request, true);
   }
   for (const auto& ids : request.prompt_ids) {
@@ -177,10 +187,11 @@ void prompt_builder::build_completions(turn_prepared& out) const {
     auto& p = out.prompts.emplace_back();
     p.ids = ids;
     if (request.echo) p.text = text_->words()->decode(ids, request.skip_special_tokens);
+    if (request.wants_prompt_text) p.rendered = text_->words()->decode(ids, false);
   }
   if (out.prompts.empty()) throw refused_request{"There is no prompt.", "prompt"};
   for (auto& p : out.prompts) {
-    expand(p, {}); // an image placeholder has no image here
+    expand(p, {}, false);
     truncate(p, request);
     fit(p, request, false);
   }
@@ -205,7 +216,7 @@ void prompt_builder::tokenise_chat(const text_question& q, text_answer& out) con
   out.images = rendered.images;
   turn_prepared::prompt p;
   p.ids = text_->words()->encode(rendered, config_.values.text_specials == "parse", std::numeric_limits<size_t>::max());
-  if (q.expand_images) expand(p, plan_images(q.request.image_files, rendered.images));
+  if (q.expand_images) expand(p, plan_images(q.request.image_files, rendered.images), true);
   out.ids = std::move(p.ids);
 }
 

@@ -35,7 +35,7 @@ private:
   std::vector<planned_image> plan_images(const std::vector<std::string>& files,
                                          const std::vector<int32_t>& order) const;
   // Puts each image's span in the place of its placeholder.
-  void expand(turn_prepared::prompt&, const std::vector<planned_image>&) const;
+  void expand(turn_prepared::prompt&, const std::vector<planned_image>&, bool is_chat) const;
   void truncate(turn_prepared::prompt&, const chat_request&) const;
   void fit(turn_prepared::prompt&, const chat_request&, bool is_cut) const;
 

@@ -33,6 +33,8 @@ struct request_state {
   std::shared_ptr<counters> numbers;
   clock::time_point born{}, opened{};
   int64_t n_prompt = 0;
+  int64_t asked_tokens = 0; // max_tokens as the client set it; 0: not set
+  int32_t asked_choices = 1;
 };
 using self_pointer = timed_request::stateful_pointer<request_state>;
 
@@ -72,11 +74,14 @@ void end(self_pointer self, const turn_ended& e) {
   const int64_t first = us(s.opened - s.born) + e.first_token_us;
   count_end(n, e.cause);
   n.e2e.observe(seconds(total));
+  n.asked_choices.observe(s.asked_choices);
+  if (s.asked_tokens > 0) n.asked_tokens.observe(static_cast<double>(s.asked_tokens));
   n.queue_time.observe(seconds(e.queue_us));
   if (has_spoken) {
     n.ttft.observe(seconds(first));
     n.prefill_time.observe(seconds(std::max<int64_t>(e.first_token_us - e.queue_us, 0)));
     n.decode_time.observe(seconds(e.decode_us));
+    n.inference_time.observe(seconds(std::max<int64_t>(e.first_token_us - e.queue_us, 0) + e.decode_us));
   }
   spdlog::info("request {}: {} prompt tokens ({} cached), {} completion tokens ({} reasoning), queue {:.1f} ms, first "
                "token {:.1f} ms, total {:.1f} ms; {}",
@@ -134,6 +139,7 @@ void start(self_pointer self, turn_prepared& p) {
   turn_admit admit{s.turn, {}};
   for (auto& prompt : p.prompts) {
     s.n_prompt += static_cast<int64_t>(prompt.ids.size());
+    open.prompt_text += prompt.rendered;
     if (r.wants_prompt_ids) open.prompt_ids.insert(open.prompt_ids.end(), prompt.ids.begin(), prompt.ids.end());
     for (int32_t i = 0; i < r.n; ++i) {
       const auto choice = static_cast<int32_t>(admit.sequences.size());
@@ -174,6 +180,8 @@ timed_request::behavior_type behave(self_pointer self, front parts, chat_request
   auto& s = self->state;
   s.turn = request.turn;
   s.id = request.id;
+  s.asked_tokens = std::max<int64_t>(request.max_tokens, 0);
+  s.asked_choices = request.n;
   s.sink = std::move(sink);
   s.scheduler = parts.scheduler;
   s.fan_out = parts.fan_out;

@@ -31,7 +31,8 @@ struct settings {
   int32_t max_n = 128, max_images = 16;
   int64_t max_body_bytes = int64_t{256} << 20;
   int64_t max_image_bytes = int64_t{20} << 20;
-  int64_t outbox_bytes = 256 << 10; // of one stream, before its sequence pauses
+  int64_t max_bodies_bytes = int64_t{512} << 20; // of all requests being read or prepared
+  int64_t outbox_bytes = 256 << 10;              // of one stream, before its sequence pauses
   int32_t read_timeout_s = 60, send_timeout_s = 120, drain_timeout_s = 60, request_timeout_s = 0;
   int32_t ping_interval_s = 15;
   bool clamp_max_tokens = false;

@@ -51,6 +51,8 @@ public:
   // The turn was admitted: every check that can refuse it has passed. Before any push. Expanded prompt ids, if asked
   // for.
   virtual void open(std::span<const int32_t> prompt_ids) = 0;
+  // The rendered prompt, where it was asked for: just before open.
+  virtual void show_prompt(std::string_view) {}
   // Deltas of one step, in order. Any thread, never blocks. `full`: taken, but stop producing until resumed; `closed`:
   // gone.
   virtual state push(std::span<const turn_delta> deltas) = 0;

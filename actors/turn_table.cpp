@@ -53,6 +53,7 @@ bool turn_table::open(turn_open&& o, time now) {
   t->opened_at = now;
   t->n_open = o.sequences.size();
   t->prompt_ids = std::move(o.prompt_ids);
+  t->prompt_text = std::move(o.prompt_text);
   parser_options options;
   options.start = o.start;
   options.tools_active = o.tools_active;
@@ -80,8 +81,10 @@ void turn_table::queued(turn_id id, outcome& out) {
   const auto found = turns_.find(id);
   if (found == turns_.end()) return;
   auto& t = *found->second;
+  if (!t.prompt_text.empty()) t.sink->show_prompt(t.prompt_text);
   t.sink->open(t.prompt_ids);
   t.prompt_ids = {};
+  t.prompt_text = {};
   for (size_t i = 0; i < t.choices.size(); ++i) {
     auto& echo = t.choices[i].echo;
     if (echo.empty()) continue;
@@ -110,6 +113,7 @@ void turn_table::take_token(turn& t, choice& c, size_t index, size_t n_tokens) {
   const size_t before = t.events.size();
   c.parser->push(c.held[n_tokens - 1].id, t.events);
   ++t.usage.completion_tokens;
+  ++c.n_tokens;
   if (was_reasoning && c.parser->in_reasoning()) ++t.usage.reasoning_tokens;
   size_t made = before;
   for (size_t e = before; e < t.events.size(); ++e) {
@@ -164,7 +168,7 @@ finish_cause turn_table::spoken_cause(const turn& t, const choice& c) {
 void turn_table::end_block(turn& t, choice& c, size_t index, size_t first, end_cause end, outcome& out) {
   const bool has_end = end == end_cause::eos && c.held.size() == first + 1;
   if (has_end)
-    ++t.usage.completion_tokens;
+    ++t.usage.completion_tokens, ++c.n_tokens;
   else
     c.held.resize(first);
   if (end == end_cause::none) out.stopped.push_back(c.id);
@@ -202,7 +206,7 @@ void turn_table::take(turn& t, choice& c, size_t index, accepted_tokens&& a, out
     return;
   }
   if (a.end == end_cause::none) return;
-  if (has_mute_end) ++t.usage.completion_tokens;
+  if (has_mute_end) ++t.usage.completion_tokens, ++c.n_tokens;
   const bool is_cut = a.end == end_cause::length;
   flush(t, c, index, is_cut ? output_parser::ending::length : output_parser::ending::stop);
   end_choice(t, c, index, is_cut ? finish_cause::length : spoken_cause(t, c),
@@ -266,6 +270,12 @@ void turn_table::finish(turn& t, std::string cause, time now, outcome& out) {
   e.first_token_us = t.has_spoken ? microseconds(t.first_at - t.opened_at) : 0;
   e.decode_us = t.has_spoken ? microseconds(now - t.first_at) : 0;
   numbers_.generation_size.observe(static_cast<double>(t.usage.completion_tokens));
+  int64_t longest = 0;
+  for (const auto& c : t.choices) longest = std::max(longest, c.n_tokens);
+  numbers_.longest_choice.observe(static_cast<double>(longest));
+  if (longest > 1) // the first token belongs to the prefill
+    numbers_.time_per_token.observe(std::chrono::duration<double>(t.last_at - t.first_at).count() /
+                                    static_cast<double>(longest - 1));
   for (const auto& c : t.choices)
     if (!c.has_ended) sequences_.erase(c.id);
   turns_.erase(t.id);

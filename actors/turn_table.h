@@ -46,6 +46,7 @@ private:
     int32_t index = 0;
     std::unique_ptr<output_parser> parser;
     std::vector<sampled_token> held; // tokens that have not ridden with a delta yet
+    int64_t n_tokens = 0;            // counted in the usage
     size_t n_ridden = 0;             // of them, those that ride with the push being built
     std::string echo, stop_string;
     bool has_ended = false, counted_first = false;
@@ -73,6 +74,7 @@ private:
     time opened_at{}, first_at{}, last_at{};
     int64_t queue_us = 0;
     std::vector<int32_t> prompt_ids; // until the sink is open
+    std::string prompt_text;         // the same
     std::vector<output_event> events;
     std::vector<draft> drafts;
   };

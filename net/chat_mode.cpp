@@ -34,7 +34,7 @@ effort_choice read_effort(const json_value& v, const settings& config, request_p
   };
   int64_t number = 0;
   if (v.is(json_kind::number)) {
-    const auto n = v.text.find_first_of(".eE") == std::string_view::npos ? to_integer(v) : std::optional<int64_t>();
+    const auto n = to_integer(v);
     if (!n) return refuse(quoted(v.text));
     number = *n;
   } else if (v.is(json_kind::string)) {

@@ -41,6 +41,15 @@ void refuse_prompt_logprobs(const field_reader& body) {
     body.refuse("prompt_logprobs", "not supported yet: prompt_logprobs");
 }
 
+// -1: no budget.
+void refuse_thinking_budget(const field_reader& body) {
+  const auto n = body.integer("thinking_token_budget");
+  if (n && *n < -1)
+    body.refuse("thinking_token_budget", fmt::format("thinking_token_budget must be at least -1, got {}.", *n));
+  else if (n && *n >= 0)
+    body.refuse("thinking_token_budget", "not supported yet: thinking_token_budget");
+}
+
 std::string read_json_schema(const field_reader& body, const field_reader& format, bool binding) {
   const json_value* holder = format.present("json_schema");
   if (!holder || !holder->is(json_kind::object)) {
@@ -104,8 +113,9 @@ void refuse_unsupported(const field_reader& body) {
   refuse_structured_outputs(body);
   refuse_prompt_logprobs(body);
   for (const auto key : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object",
-                         "grammar", "structural_tag", "thinking_token_budget", "repetition_detection", "prompt_embeds"})
+                         "grammar", "structural_tag", "repetition_detection", "prompt_embeds"})
     refuse_yet(body, key);
+  refuse_thinking_budget(body);
   for (const auto& [outer, inner] : {std::pair{"thinking", "budget_tokens"}, std::pair{"reasoning", "max_tokens"}}) {
     const json_value* v = body.present(outer);
     if (v && v->find(inner) && !v->find(inner)->is(json_kind::null))

@@ -59,9 +59,11 @@ private:
   std::vector<MetricFamily> families_;
 };
 
-void add_engine(family_list& out, const counters& n) {
+void add_engine(family_list& out, const counters& n, int64_t block_tokens) {
   out.gauge("vllm:num_requests_running", "Sequences in the running steps.", static_cast<double>(n.running));
   out.gauge("vllm:num_requests_waiting", "Turns waiting for a place.", static_cast<double>(n.waiting));
+  out.gauge("vllm:num_requests_waiting_by_reason", "Turns waiting, by what they wait for.",
+            static_cast<double>(n.waiting), {{"reason", "capacity"}});
   const double blocks = static_cast<double>(n.blocks);
   out.gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.",
             blocks > 0 ? static_cast<double>(n.blocks_used) / blocks : 0);
@@ -81,12 +83,20 @@ void add_engine(family_list& out, const counters& n) {
   out.counter("vllm:request_success_total", ends, static_cast<double>(n.ended_error), {{"finished_reason", "error"}});
   out.distribution("vllm:time_to_first_token_seconds", "From arrival to the first token.", n.ttft);
   out.distribution("vllm:inter_token_latency_seconds", "Between tokens of a sequence.", n.inter_token);
+  out.distribution("vllm:request_time_per_output_token_seconds", "Of a turn, between tokens on the average.",
+                   n.time_per_token);
+  out.distribution("vllm:request_inference_time_seconds", "Prefill and decode of a turn.", n.inference_time);
   out.distribution("vllm:e2e_request_latency_seconds", "From arrival to the end.", n.e2e);
   out.distribution("vllm:request_queue_time_seconds", "Waiting for a place.", n.queue_time);
   out.distribution("vllm:request_prefill_time_seconds", "From the first chunk to the first token.", n.prefill_time);
   out.distribution("vllm:request_decode_time_seconds", "From the first token to the end.", n.decode_time);
   out.distribution("vllm:request_prompt_tokens", "Prompt tokens of a turn.", n.prompt_size);
   out.distribution("vllm:request_generation_tokens", "Generated tokens of a turn.", n.generation_size);
+  out.distribution("vllm:request_max_num_generation_tokens", "Tokens of a turn's longest choice.", n.longest_choice);
+  out.distribution("vllm:request_params_max_tokens", "max_tokens of turns that set it.", n.asked_tokens);
+  out.distribution("vllm:request_params_n", "n of a turn.", n.asked_choices);
+  out.gauge("vllm:cache_config_info", "Shape of the KV cache; the value is 1.", 1,
+            {{"block_size", std::to_string(block_tokens)}, {"num_gpu_blocks", std::to_string(n.blocks.load())}});
   out.distribution("vllm:iteration_tokens_total", "Rows of a step.", n.iteration_tokens);
 }
 
@@ -135,9 +145,9 @@ void add_process(family_list& out) {
 
 } // namespace
 
-std::string metrics_text(const counters& n, const http_counts& http, const std::string& model) {
+std::string metrics_text(const counters& n, const http_counts& http, const std::string& model, int64_t block_tokens) {
   family_list out(model);
-  add_engine(out, n);
+  add_engine(out, n, block_tokens);
   add_own(out, n, http);
   add_http(out, http);
   add_process(out);

@@ -8,7 +8,7 @@
 
 namespace troupe {
 
-// Reads atomics only. `model`: the value of label model_name; empty while loading.
-std::string metrics_text(const counters&, const http_counts&, const std::string& model);
+// Reads atomics only. `model`: the value of label model_name; empty while loading. `block_tokens`: of a KV block.
+std::string metrics_text(const counters&, const http_counts&, const std::string& model, int64_t block_tokens);
 
 } // namespace troupe

@@ -17,6 +17,8 @@ void openai_answer::open(std::span<const int32_t> prompt_ids) {
   prompt_ids_.assign(prompt_ids.begin(), prompt_ids.end());
 }
 
+void openai_answer::show_prompt(std::string_view text) { prompt_text_ = text; }
+
 void openai_answer::add(const turn_delta& d) {
   TROUPE_CHECK(d.choice >= 0 && static_cast<size_t>(d.choice) < choices_.size(),
                "a delta belongs to a choice asked for");
@@ -135,6 +137,10 @@ std::string openai_answer::body() const {
       append_ids(out, prompt_ids_);
     else
       out += "null";
+  }
+  if (prompt_text_) {
+    out += ",\"prompt_text\":";
+    append_json_string(out, *prompt_text_);
   }
   out += ",\"kv_transfer_params\":null}";
   return out;

@@ -8,6 +8,7 @@
 #include "net/request_facts.h"
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ public:
   // `facts` is shared with every request of the server.
   openai_answer(answer_style, std::shared_ptr<const request_facts> facts);
   void open(std::span<const int32_t> prompt_ids);
+  void show_prompt(std::string_view text); // before open: the body carries the prompt's text
   void add(const turn_delta&);
   bool finished() const { return n_open_ == 0; }
   std::string body() const; // Precondition: finished()
@@ -43,6 +45,7 @@ private:
   std::shared_ptr<const request_facts> facts_; // see the constructor
   std::vector<choice_state> choices_;
   std::vector<int32_t> prompt_ids_;
+  std::optional<std::string> prompt_text_;
   turn_usage usage_;
   int32_t n_open_;
 };

@@ -83,6 +83,7 @@ void read_common(const field_reader& body, const request_facts& facts, std::stri
   out.style.token_ids = body.truth("return_token_ids", false);
   out.style.tokens_as_ids = body.truth("return_tokens_as_token_ids", false);
   out.request.wants_prompt_ids = out.style.token_ids;
+  out.request.wants_prompt_text = body.truth("return_prompt_text", false);
 }
 
 void read_chat_logprobs(const field_reader& body, parsed_request& out) {
@@ -149,7 +150,7 @@ void read_echo(const field_reader& body, const chat_request& request, answer_sty
 } // namespace
 
 bool is_served(const request_facts& facts, std::string_view name) {
-  return name.empty() || std::find(facts.model_names.begin(), facts.model_names.end(), name) != facts.model_names.end();
+  return std::find(facts.model_names.begin(), facts.model_names.end(), name) != facts.model_names.end();
 }
 
 parsed<parsed_request> parse_chat_request(std::string_view text, const request_facts& facts,
@@ -247,6 +248,23 @@ void read_completion_fields(const field_reader& body, parsed_request& out, bool 
   }
 }
 
+// Every prompt times n is a sequence of its own, and all run at once.
+int32_t read_choice_count(const field_reader& body, const request_facts& facts, request_use use,
+                          const chat_request& request) {
+  const auto n_prompts = static_cast<int64_t>(std::max(request.prompts.size(), request.prompt_ids.size()));
+  const int64_t n_choices = n_prompts * request.n, limit = facts.config.max_running;
+  if (use == request_use::render && n_prompts > 1)
+    body.refuse("prompt", fmt::format("prompt: render takes one prompt, got {}", n_prompts));
+  if (request.wants_prompt_text && n_prompts > 1)
+    body.refuse("return_prompt_text", "not supported yet: return_prompt_text with several prompts");
+  if (n_prompts > limit)
+    body.refuse("prompt", fmt::format("prompt: {} prompts, at most {} can run at once", n_prompts, limit));
+  if (n_choices > limit)
+    body.refuse("n", fmt::format("n: {} prompts times n={} are {} choices, at most {} can run at once", n_prompts,
+                                 request.n, n_choices, limit));
+  return static_cast<int32_t>(std::min(n_choices, limit));
+}
+
 } // namespace
 
 parsed<parsed_request> parse_completion_request(std::string_view text, const request_facts& facts,
@@ -261,16 +279,12 @@ parsed<parsed_request> parse_completion_request(std::string_view text, const req
     request.is_chat = out.value.style.is_chat = false;
     read_common(body, facts, request_id, "cmpl-", out.value);
     read_prompts(body, facts, request);
+    if (const auto max = body.integer("max_tokens"); max && *max == 0 && body.truth("echo", false))
+      body.refuse("max_tokens", "not supported yet: echo with max_tokens 0 (scoring a prompt without generating)");
     read_sampling(body, facts, 16, request); // 16: the default of OpenAI and vLLM
     read_completion_fields(body, out.value, binding);
     if (binding) refuse_unsupported(body);
-    const size_t n_prompts = std::max(request.prompts.size(), request.prompt_ids.size());
-    const int64_t n_choices = static_cast<int64_t>(n_prompts) * request.n;
-    constexpr int64_t max_choices = 4096; // of one request; each is a sequence
-    if (n_choices > max_choices)
-      body.refuse("prompt", fmt::format("prompt: {} prompts times n={} are more than {} choices", n_prompts, request.n,
-                                        max_choices));
-    out.value.style.n_choices = static_cast<int32_t>(std::min(n_choices, max_choices));
+    out.value.style.n_choices = read_choice_count(body, facts, use, request);
   }
   if (problem.found()) out.refusal = problem.first();
   return out;

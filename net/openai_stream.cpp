@@ -33,14 +33,17 @@ openai_stream::openai_stream(answer_style style, std::shared_ptr<const request_f
 }
 
 void openai_stream::append_open(std::string& out, std::span<const int32_t> prompt_ids) {
-  if (style_.token_ids) append_ids(prompt_ids_, prompt_ids);
+  if (style_.token_ids) {
+    prompt_ += ",\"prompt_token_ids\":";
+    append_ids(prompt_, prompt_ids);
+  }
   if (!style_.is_chat) return;
   for (size_t i = 0; i < choices_.size(); i++) {
     out += choices_[i].head;
     out += "\"role\":\"assistant\",\"content\":\"\"";
-    if (i == 0 && style_.token_ids) {
+    if (i == 0 && !prompt_.empty()) {
       out.append(plain_tail_, 0, plain_tail_.size() - 3); // without "}\n\n"
-      out += ",\"prompt_token_ids\":" + prompt_ids_ + "}\n\n";
+      out += prompt_ + "}\n\n";
     } else {
       out += plain_tail_;
     }
@@ -50,6 +53,12 @@ void openai_stream::append_open(std::string& out, std::span<const int32_t> promp
     append_json_string(out, style_.prefix_text);
     out += plain_tail_;
   }
+  prompt_.clear();
+}
+
+void openai_stream::show_prompt(std::string_view text) {
+  prompt_ += ",\"prompt_text\":";
+  append_json_string(prompt_, text);
 }
 
 // Nothing of this delta may be seen: no text, and its tokens were not asked for.
@@ -101,7 +110,7 @@ void openai_stream::append_chat_delta(std::string& out, const turn_delta& d) {
 
 void openai_stream::append_tail(std::string& out, const turn_delta& d, choice_state& choice, bool ends) {
   const bool rides = !d.tokens.empty() && (style_.logprobs || style_.token_ids);
-  if (!rides && !ends && !style_.continuous_usage && prompt_ids_.empty()) {
+  if (!rides && !ends && !style_.continuous_usage && prompt_.empty()) {
     out += plain_tail_;
     return;
   }
@@ -137,8 +146,8 @@ void openai_stream::append_tail(std::string& out, const turn_delta& d, choice_st
     append_token_ids(out, d.tokens, first);
     out += ']';
   }
-  if (!style_.is_chat && !prompt_ids_.empty()) out += ",\"prompt_token_ids\":" + prompt_ids_;
-  prompt_ids_.clear();
+  out += prompt_;
+  prompt_.clear();
   out += "}]";
   if (style_.continuous_usage) {
     out += ",\"usage\":";

@@ -20,6 +20,8 @@ public:
   openai_stream(answer_style, std::shared_ptr<const request_facts> facts);
   // Role chunks, one for each choice.
   void append_open(std::string& out, std::span<const int32_t> prompt_ids);
+  // Before append_open: the first chunk carries the prompt's text.
+  void show_prompt(std::string_view text);
   // The event of one delta; after the last choice's end also the usage chunk and [DONE].
   void append(std::string& out, const turn_delta&);
   bool finished() const { return n_open_ == 0; }
@@ -40,7 +42,7 @@ private:
   std::shared_ptr<const request_facts> facts_; // see the constructor
   std::string common_;                         // data: {"id":..,"choices":[
   std::string plain_tail_;                     // what follows a delta when nothing rides with it
-  std::string prompt_ids_;                     // text completions: written with the first chunk
+  std::string prompt_;                         // members about the prompt, written with the first chunk
   std::vector<choice_state> choices_;
   int32_t n_open_;
 };

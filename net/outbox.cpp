@@ -17,6 +17,11 @@ void outbox::kick(const shared_wire& wire) {
   if (wire) wire->post([self = shared_from_this()] { self->flush(); });
 }
 
+void outbox::show_prompt(std::string_view text) {
+  std::lock_guard lock(mutex_);
+  if (!closed_ && stage_ == stage::waiting) stream_.show_prompt(text);
+}
+
 void outbox::open(std::span<const int32_t> prompt_ids) {
   shared_wire wire;
   {
@@ -119,12 +124,18 @@ void outbox::written(bool ok, bool last) {
   if (wire) wire->finished(ok);
 }
 
-collector::collector(openai_answer answer, std::function<void(result)> done)
-    : answer_(std::move(answer)), done_(std::move(done)) {}
+collector::collector(openai_answer answer, std::function<void(result)> done, std::function<void()> opened)
+    : answer_(std::move(answer)), done_(std::move(done)), opened_(std::move(opened)) {}
+
+void collector::show_prompt(std::string_view text) {
+  std::lock_guard lock(mutex_);
+  answer_.show_prompt(text);
+}
 
 void collector::open(std::span<const int32_t> prompt_ids) {
   std::lock_guard lock(mutex_);
   answer_.open(prompt_ids);
+  if (opened_) opened_();
 }
 
 turn_sink::state collector::push(std::span<const turn_delta> deltas) {

@@ -30,6 +30,7 @@ public:
   // `limit_bytes`: queued bytes above which push answers full.
   outbox(openai_stream, outbox_wire, size_t limit_bytes, bool openai_errors);
 
+  void show_prompt(std::string_view) override;
   void open(std::span<const int32_t> prompt_ids) override;
   state push(std::span<const turn_delta>) override;
   void fail(const api_error&) override;
@@ -62,9 +63,10 @@ public:
     std::string body;
     api_error failure; // status 0: none
   };
-  // `done` is called once, from the thread that ends the turn, never after close().
-  collector(openai_answer, std::function<void(result)> done);
+  // `done` is called once, from the thread that ends the turn, never after close(). `opened`: the turn was admitted.
+  collector(openai_answer, std::function<void(result)> done, std::function<void()> opened = {});
 
+  void show_prompt(std::string_view) override;
   void open(std::span<const int32_t> prompt_ids) override;
   state push(std::span<const turn_delta>) override;
   void fail(const api_error&) override;
@@ -74,6 +76,7 @@ private:
   std::mutex mutex_; // guards all below
   openai_answer answer_;
   std::function<void(result)> done_;
+  std::function<void()> opened_;
   bool closed_ = false;
 };
 

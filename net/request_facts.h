@@ -15,7 +15,7 @@ struct request_facts {
   settings config;
   std::vector<std::string> model_names; // first: default
   int64_t vocabulary = 0;               // ids a client may name are below
-  int64_t max_context = 0;
+  int64_t max_context = 0, block_tokens = 0;
   float default_temperature = 1, default_top_p = 1;
   std::string fingerprint;                                        // system_fingerprint
   int64_t started_at = 0;                                         // unix seconds: `created` of the model cards
@@ -24,7 +24,7 @@ struct request_facts {
   std::function<std::string(const std::vector<int32_t>&)> decode; // special tokens kept
 };
 
-// True if `name` is served; an empty name is the default model.
+// True if `name` is one of the served names.
 bool is_served(const request_facts&, std::string_view name);
 
 } // namespace troupe

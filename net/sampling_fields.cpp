@@ -11,7 +11,10 @@
 namespace troupe {
 namespace {
 
-constexpr size_t max_stop_strings = 16;    // chat.md 5.4
+constexpr size_t max_stop_strings = 16; // chat.md 5.4
+constexpr size_t max_stop_ids = 1024, max_biases = 1024;
+constexpr size_t max_bad_words = 1024, max_bad_word_bytes = 256; // each is tokenised twice
+constexpr int64_t max_repetition_penalty = 1000000;
 constexpr double least_temperature = 0.01; // below it, but not 0: clamped, as vLLM does
 
 struct number_range {
@@ -36,8 +39,14 @@ void read_distribution(const field_reader& body, const request_facts& facts, sam
   out.min_p = static_cast<float>(read_ranged(body, "min_p", 0, {0, 1, false, "in [0, 1]"}));
   out.frequency_penalty = static_cast<float>(read_ranged(body, "frequency_penalty", 0, {-2, 2, false, "in [-2, 2]"}));
   out.presence_penalty = static_cast<float>(read_ranged(body, "presence_penalty", 0, {-2, 2, false, "in [-2, 2]"}));
-  out.repetition_penalty =
-      static_cast<float>(read_ranged(body, "repetition_penalty", 1, {0, 1e6, true, "greater than 0"}));
+  const double repetition = body.number("repetition_penalty").value_or(1);
+  if (!(repetition > 0))
+    body.refuse("repetition_penalty", fmt::format("repetition_penalty must be greater than 0, got {}.",
+                                                  body.present("repetition_penalty")->text));
+  else if (repetition > max_repetition_penalty)
+    body.refuse("repetition_penalty", fmt::format("repetition_penalty must be at most {}, got {}.",
+                                                  max_repetition_penalty, body.present("repetition_penalty")->text));
+  out.repetition_penalty = static_cast<float>(repetition);
   if (const auto k = body.integer("top_k")) {
     if (*k < -1) body.refuse("top_k", fmt::format("top_k must be 0 (disable), or at least 1, got {}.", *k));
     out.top_k = *k <= 0 ? 0 : static_cast<int32_t>(std::min<int64_t>(*k, facts.vocabulary));
@@ -49,6 +58,9 @@ void read_distribution(const field_reader& body, const request_facts& facts, sam
 void read_logit_bias(const field_reader& body, int64_t vocabulary, sampling_params& out) {
   const json_value* map = body.of_kind("logit_bias", json_kind::object);
   if (!map) return;
+  if (map->items.size() > max_biases)
+    return body.refuse("logit_bias",
+                       fmt::format("logit_bias: at most {} tokens, got {}", max_biases, map->items.size()));
   std::string strange;
   for (size_t i = 0; i < map->items.size(); i++) {
     const auto key = map->keys[i];
@@ -72,8 +84,14 @@ void read_logit_bias(const field_reader& body, int64_t vocabulary, sampling_para
 void read_bad_words(const field_reader& body, const request_facts& facts, sampling_params& out) {
   const json_value* list = body.of_kind("bad_words", json_kind::array);
   if (!list) return;
+  if (list->items.size() > max_bad_words)
+    return body.refuse("bad_words",
+                       fmt::format("bad_words: at most {} words, got {}", max_bad_words, list->items.size()));
   for (const auto& v : list->items) {
     if (!v.is(json_kind::string)) return body.refuse("bad_words", "bad_words: expected an array of strings");
+    if (v.text.size() > max_bad_word_bytes)
+      return body.refuse("bad_words", fmt::format("bad_words: a word has at most {} bytes, found one of {}",
+                                                  max_bad_word_bytes, v.text.size()));
     if (v.text.empty()) return body.refuse("bad_words", "bad_words cannot contain an empty string.");
     // At the start of a text and inside one: the ids differ by the blank in front.
     auto ids = facts.encode(v.text), inside = facts.encode(" " + std::string(v.text));
@@ -102,6 +120,9 @@ void read_stops(const field_reader& body, const request_facts& facts, chat_reque
     }
   }
   out.sampling.stop_ids = body.token_ids("stop_token_ids", facts.vocabulary);
+  if (out.sampling.stop_ids.size() > max_stop_ids)
+    body.refuse("stop_token_ids",
+                fmt::format("stop_token_ids: at most {} ids, got {}", max_stop_ids, out.sampling.stop_ids.size()));
   out.include_stop_in_output = body.truth("include_stop_str_in_output", false);
   out.sampling.ignore_eos = body.truth("ignore_eos", false);
   out.skip_special_tokens = body.truth("skip_special_tokens", true);
@@ -113,20 +134,22 @@ void read_lengths(const field_reader& body, const request_facts& facts, int64_t 
   const std::string_view key = newer ? "max_completion_tokens" : "max_tokens";
   const auto other = body.integer("max_tokens"); // its kind is checked even when the newer name wins
   const auto max = newer ? body.integer(key) : other;
-  out.max_tokens = max.value_or(default_max);
+  out.max_tokens = max.value_or(-1);
+  out.default_max_tokens = default_max;
+  const int64_t most = max.value_or(default_max);
   if (max && *max < 1) body.refuse(key, fmt::format("max_tokens must be at least 1, got {}.", *max));
   if (const auto least = body.integer("min_tokens")) {
     if (*least < 0)
       body.refuse("min_tokens", fmt::format("min_tokens must be greater than or equal to 0, got {}.", *least));
-    else if (out.max_tokens > 0 && *least > out.max_tokens)
-      body.refuse("min_tokens", fmt::format("min_tokens must be less than or equal to max_tokens={}, got {}.",
-                                            out.max_tokens, *least));
+    else if (most > 0 && *least > most)
+      body.refuse("min_tokens",
+                  fmt::format("min_tokens must be less than or equal to max_tokens={}, got {}.", most, *least));
     out.sampling.min_tokens = static_cast<int32_t>(std::clamp<int64_t>(*least, 0, 1 << 30));
   }
   if (const auto n = body.integer("n")) {
-    if (*n < 1 || *n > facts.config.max_n)
-      body.refuse("n", fmt::format("n must be at least 1 and at most {}, got {}.", facts.config.max_n, *n));
-    out.n = static_cast<int32_t>(std::clamp<int64_t>(*n, 1, facts.config.max_n));
+    const int64_t limit = std::min(facts.config.max_n, facts.config.max_running); // all choices run at once
+    if (*n < 1 || *n > limit) body.refuse("n", fmt::format("n must be at least 1 and at most {}, got {}.", limit, *n));
+    out.n = static_cast<int32_t>(std::clamp<int64_t>(*n, 1, limit));
   }
   if (const auto keep = body.integer("truncate_prompt_tokens")) {
     if (*keep < -1 || *keep == 0)
@@ -152,6 +175,9 @@ void read_sampling(const field_reader& body, const request_facts& facts, int64_t
   read_logit_bias(body, facts.vocabulary, out.sampling);
   if (body.present("allowed_token_ids")) {
     out.sampling.allowed_ids = body.token_ids("allowed_token_ids", facts.vocabulary);
+    if (static_cast<int64_t>(out.sampling.allowed_ids.size()) > facts.vocabulary)
+      body.refuse("allowed_token_ids", fmt::format("allowed_token_ids: {} ids, the vocabulary has {}",
+                                                   out.sampling.allowed_ids.size(), facts.vocabulary));
     if (out.sampling.allowed_ids.empty()) body.refuse("allowed_token_ids", "allowed_token_ids cannot be empty.");
   }
   read_bad_words(body, facts, out.sampling);

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <span>
 
 namespace troupe {
 namespace {
@@ -76,7 +77,8 @@ void append_sampling(std::string& out, const chat_request& r) {
                      "\"presence_penalty\":{},\"repetition_penalty\":{},\"n\":{},\"max_tokens\":",
                      p.temperature, p.top_p, p.top_k, p.min_p, p.frequency_penalty, p.presence_penalty,
                      p.repetition_penalty, r.n);
-  out += r.max_tokens < 0 ? "null" : std::to_string(r.max_tokens);
+  const int64_t most = r.max_tokens < 0 ? r.default_max_tokens : r.max_tokens;
+  out += most < 0 ? "null" : std::to_string(most);
   out += fmt::format(",\"min_tokens\":{},\"ignore_eos\":{},\"stop\":[", p.min_tokens, p.ignore_eos);
   for (size_t i = 0; i < r.stop.size(); i++) {
     if (i) out += ',';
@@ -87,7 +89,8 @@ void append_sampling(std::string& out, const chat_request& r) {
   out += '}';
 }
 
-void append_render(std::string& out, const chat_request& asked, const text_answer& a) {
+void append_render(std::string& out, const chat_request& asked, std::span<const size_t> image_sizes,
+                   const text_answer& a) {
   out += "{\"prompt\":";
   append_json_string(out, a.text);
   out += ",\"prompt_token_ids\":";
@@ -96,7 +99,7 @@ void append_render(std::string& out, const chat_request& asked, const text_answe
   for (size_t i = 0; i < a.images.size(); i++) { // a source is named by its place in the request and its size
     const auto image = static_cast<size_t>(a.images[i]);
     out += fmt::format("{}{{\"source\":{{\"image\":{},\"size_bytes\":{}}}}}", i ? "," : "", image,
-                       image < asked.image_files.size() ? asked.image_files[image].size() : 0);
+                       image < image_sizes.size() ? image_sizes[image] : 0);
   }
   out += fmt::format("],\"parser_start\":\"{}\",\"sampling\":", parser_start_name(a.start));
   append_sampling(out, asked);
@@ -196,7 +199,22 @@ http_reply service::answer_plain(const route& to) const {
 
 std::string service::metrics_text() const {
   const auto p = port();
-  return troupe::metrics_text(*numbers_, counts_, p ? p->facts->model_names.front() : std::string());
+  return troupe::metrics_text(*numbers_, counts_, p ? p->facts->model_names.front() : std::string(),
+                              p ? p->facts->block_tokens : 0);
+}
+
+bool service::claim_body(int64_t n_bytes) {
+  if ((body_bytes_ += n_bytes) <= config_.max_bodies_bytes) return true;
+  body_bytes_ -= n_bytes;
+  return false;
+}
+
+bool body_claim::grow_to(int64_t n_bytes) {
+  const int64_t more = n_bytes - held_.load();
+  if (more <= 0) return true;
+  if (!from_.claim_body(more)) return false;
+  held_ += more;
+  return true;
 }
 
 service::outcome service::answer(const route& to, const request_head&, std::string_view body, std::string_view id) {
@@ -246,6 +264,7 @@ service::outcome service::answer(const route& to, const request_head&, std::stri
   }
   default: break;
   }
+  for (const auto& file : out.question.request.image_files) out.image_sizes.push_back(file.size());
   return out;
 }
 
@@ -253,7 +272,7 @@ http_reply service::answer_question(const outcome& asked, const text_answer& a) 
   if (a.failure.status != 0) return refuse(a.failure);
   http_reply r;
   switch (asked.question.what) {
-  case text_question::kind::render: append_render(r.body, asked.question.request, a); break;
+  case text_question::kind::render: append_render(r.body, asked.question.request, asked.image_sizes, a); break;
   case text_question::kind::detokenize:
     r.body = "{\"prompt\":";
     append_json_string(r.body, a.text);

@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace troupe {
 
@@ -29,8 +30,9 @@ public:
     enum class kind : uint8_t { reply, turn, question };
     kind what = kind::reply;
     http_reply reply;
-    parsed_request turn;    // to run
-    text_question question; // to ask
+    parsed_request turn;             // to run
+    text_question question;          // to ask
+    std::vector<size_t> image_sizes; // bytes of the question's images; the question itself is moved on
     endpoint asked = endpoint::none;
     std::shared_ptr<const engine_port> port; // for turn and question: kept until they end
   };
@@ -48,6 +50,10 @@ public:
   http_reply refuse(const api_error& e) const { return to_reply(e, config_.error_style == "openai"); }
   const settings& config() const { return config_; }
   counters& numbers() const { return *numbers_; }
+  // Takes `n_bytes` of the budget for bodies; false: it is used up.
+  bool claim_body(int64_t n_bytes);
+  bool has_room(int64_t n_bytes) const { return body_bytes_ + n_bytes <= config_.max_bodies_bytes; }
+  void release_body(int64_t n_bytes) { body_bytes_ -= n_bytes; }
   turn_id new_turn() { return turn_id{++last_turn_}; }
   http_counts& counts() { return counts_; }
   std::string metrics_text() const;
@@ -65,7 +71,24 @@ private:
   std::shared_ptr<const engine_port> port_;
   std::atomic<bool> draining_{false};
   std::atomic<uint64_t> last_turn_{0};
+  std::atomic<int64_t> body_bytes_{0}; // of bodies being read or prepared
   http_counts counts_;
+};
+
+// A part of the budget for bodies, given back when the turn's prompt is prepared, or with the last reference. Shared by
+// the session and the sink of its turn.
+class body_claim {
+public:
+  explicit body_claim(service& from) : from_(from) {}
+  ~body_claim() { release(); }
+  body_claim(const body_claim&) = delete;
+  // Up to `n_bytes` in all; false: refused, nothing changes. One thread.
+  bool grow_to(int64_t n_bytes);
+  void release() { from_.release_body(held_.exchange(0)); } // any thread
+
+private:
+  service& from_;
+  std::atomic<int64_t> held_{0};
 };
 
 } // namespace troupe

@@ -62,6 +62,36 @@ TEST_CASE("prompt_builder: a prompt that leaves no room is refused in the words 
   CHECK(b.prepare(text).failure.message.find("contains at least ") != std::string::npos);
 }
 
+TEST_CASE("prompt_builder: a default of max_tokens gives way to the context, what the client set does not") {
+  const auto b = builder();
+  auto r = completion(std::vector<int32_t>(60, 5));
+  r.default_max_tokens = 16;
+  const auto near_end = b.prepare(r);
+  REQUIRE(near_end.failure.status == 0);
+  CHECK(near_end.prompts.at(0).max_tokens == 4);
+  r.prompt_ids = {std::vector<int32_t>(10, 5)};
+  CHECK(b.prepare(r).prompts.at(0).max_tokens == 16);
+  r.prompt_ids = {std::vector<int32_t>(60, 5)};
+  r.max_tokens = 16;
+  CHECK(b.prepare(r).failure.status == 400);
+  r.max_tokens = -1;
+  r.truncate_prompt_tokens = -1;
+  CHECK(b.prepare(r).prompts.at(0).ids.size() == 48);
+}
+
+TEST_CASE("prompt_builder: the prompt's text comes along where it is asked for") {
+  const auto b = builder(256);
+  auto r = chat({{"Hello", -1}});
+  CHECK(b.prepare(r).prompts.at(0).rendered.empty());
+  r.wants_prompt_text = true;
+  const auto p = b.prepare(r);
+  CHECK(p.prompts.at(0).rendered.find("Hello") != std::string::npos);
+  CHECK(tiny_text()->words()->encode(p.prompts[0].rendered) == p.prompts[0].ids);
+  auto c = completion({5, 6});
+  c.wants_prompt_text = true;
+  CHECK(b.prepare(c).prompts.at(0).rendered == tiny_text()->words()->decode(std::vector<int32_t>{5, 6}, false));
+}
+
 TEST_CASE("prompt_builder: truncation keeps the last tokens") {
   const auto b = builder();
   std::vector<int32_t> ids(100);
@@ -81,7 +111,10 @@ TEST_CASE("prompt_builder: empty prompts, foreign ids and stray placeholders are
   none.prompt_ids.clear();
   CHECK(b.prepare(none).failure.param == "prompt");
   CHECK(b.prepare(completion({1 << 30})).failure.message.find("out of vocabulary") != std::string::npos);
-  CHECK(b.prepare(completion({*tiny_text()->words()->added_id(marker)})).failure.status == 400);
+  const auto marked = b.prepare(completion({*tiny_text()->words()->added_id(marker)})).failure;
+  CHECK(marked.status == 400);
+  CHECK(marked.param == "prompt");
+  CHECK(marked.message.find("contains the image marker") != std::string::npos);
 }
 
 TEST_CASE("prompt_builder: each image placeholder becomes its span, in prompt order") {
@@ -125,6 +158,12 @@ TEST_CASE("prompt_builder: the image marker in text is refused or quoted, as con
   const auto quoted = builder(256, [](prepare_config& c) { c.values.image_marker_text = "quote"; }).prepare(r);
   CHECK(quoted.failure.status == 0);
   CHECK(quoted.prompts.at(0).images.empty());
+  text_question render;
+  render.request = r;
+  const auto shown = builder(256, [](prepare_config& c) { c.values.image_marker_text = "quote"; }).answer(render);
+  CHECK(shown.failure.status == 0);
+  CHECK(shown.text.find(marker) == std::string::npos);
+  CHECK(shown.text.find("see < \uFF5Cdeepseek_image\uFF5C >") != std::string::npos);
 }
 
 TEST_CASE("prompt_builder: special tokens in a client's text count or not, as configured") {
@@ -135,6 +174,10 @@ TEST_CASE("prompt_builder: special tokens in a client's text count or not, as co
   const auto parse = n_marks(builder(256).prepare(r));
   const auto plain = n_marks(builder(256, [](prepare_config& c) { c.values.text_specials = "plain"; }).prepare(r));
   CHECK(parse == plain + 1);
+  text_question render;
+  render.request = r;
+  const auto b = builder(256, [](prepare_config& c) { c.values.text_specials = "plain"; });
+  CHECK(b.answer(render).ids == b.prepare(r).prompts.at(0).ids);
 }
 
 TEST_CASE("prompt_builder: questions that run nothing") {

@@ -17,6 +17,13 @@ const std::string tools =
 parsed<parsed_request> chat(const std::string& more, const request_facts& facts = *make_test_facts()) {
   return parse_chat_request("{" + user + (more.empty() ? "" : "," + more) + "}", facts, "id");
 }
+// "x0,x1,..": `n` times the item with its % replaced by a number.
+std::string many(int n, const std::string& item) {
+  const auto at = item.find('%');
+  std::string all;
+  for (int i = 0; i < n; i++) all += (i ? "," : "") + item.substr(0, at) + std::to_string(i) + item.substr(at + 1);
+  return all;
+}
 struct refusal_row {
   std::string fields;
   std::string message; // a part of it
@@ -42,7 +49,8 @@ TEST_CASE("openai_request: every field out of range is refused with its message 
       {R"("max_tokens":true)", "max_tokens: expected an integer, found boolean", "max_tokens"},
       {R"("max_tokens":9223372036854775808)", "max_tokens: expected an integer", "max_tokens"},
       {R"("n":0)", "n must be at least 1", "n"},
-      {R"("n":129)", "at most 128, got 129.", "n"},
+      {R"("n":65)", "at most 64, got 65.", "n"}, // max_running
+      {R"("model":"")", "The model `` does not exist.", "model", 404},
       {R"("temperature":2.5)", "temperature must be in [0, 2], got 2.5.", "temperature"},
       {R"("temperature":-0.1)", "temperature must be in [0, 2], got -0.1.", "temperature"},
       {R"("temperature":"0")", "temperature: expected a finite number, found string", "temperature"},
@@ -54,6 +62,16 @@ TEST_CASE("openai_request: every field out of range is refused with its message 
       {R"("frequency_penalty":3)", "frequency_penalty must be in [-2, 2], got 3.", "frequency_penalty"},
       {R"("presence_penalty":-3)", "presence_penalty must be in [-2, 2], got -3.", "presence_penalty"},
       {R"("repetition_penalty":0)", "repetition_penalty must be greater than 0, got 0.", "repetition_penalty"},
+      {R"("repetition_penalty":2000000)", "repetition_penalty must be at most 1000000, got 2000000.",
+       "repetition_penalty"},
+      {R"("logit_bias":{)" + many(1025, R"("%":1)") + "}", "logit_bias: at most 1024 tokens, got 1025", "logit_bias"},
+      {R"("bad_words":[)" + many(1025, R"("w%")") + "]", "bad_words: at most 1024 words, got 1025", "bad_words"},
+      {R"("bad_words":[")" + std::string(257, 'a') + R"("])", "a word has at most 256 bytes, found one of 257",
+       "bad_words"},
+      {R"("stop_token_ids":[)" + many(1025, "%") + "]", "stop_token_ids: at most 1024 ids, got 1025", "stop_token_ids"},
+      {R"("reasoning_effort":1.5)", "reasoning_effort: expected", "reasoning_effort"},
+      {R"("reasoning_effort":101)", "reasoning_effort: expected", "reasoning_effort"},
+      {R"("thinking_token_budget":-2)", "thinking_token_budget must be at least -1, got -2.", "thinking_token_budget"},
       {R"("logit_bias":{"x":1})",
        "token_id(s) [x] in logit_bias contain out-of-vocab token ids. Vocabulary size: 129280", "logit_bias"},
       {R"("logit_bias":{"5":1,"129280":1,"-1":2})", "token_id(s) [129280, -1] in logit_bias", "logit_bias"},
@@ -223,7 +241,7 @@ TEST_CASE("openai_request: L05, no seed means another one each time; a seed is k
 
 TEST_CASE("openai_request: sampling values arrive") {
   const auto p = chat(
-      R"("temperature":0.001,"top_p":0.5,"top_k":-1,"min_p":0.1,"frequency_penalty":1,"presence_penalty":-1,"repetition_penalty":1.2,"logit_bias":{"5":-200,"7":3},"stop":["a","b"],"stop_token_ids":[9],"min_tokens":2,"max_tokens":7.0,"max_completion_tokens":9,"n":3,"logprobs":true,"top_logprobs":4,"ignore_eos":true,"include_stop_str_in_output":true,"bad_words":["ab"],"allowed_token_ids":[1,2],"truncate_prompt_tokens":-1,"cache_salt":"s","priority":-4,"return_token_ids":true)");
+      R"("temperature":0.001,"top_p":0.5,"top_k":-1,"min_p":0.1,"frequency_penalty":1,"presence_penalty":-1,"repetition_penalty":1.2,"logit_bias":{"5":-200,"7":3},"stop":["a","b"],"stop_token_ids":[9],"min_tokens":2,"max_tokens":7.0,"max_completion_tokens":9,"n":3,"logprobs":true,"top_logprobs":4,"ignore_eos":true,"include_stop_str_in_output":true,"bad_words":["ab"],"allowed_token_ids":[1,2],"truncate_prompt_tokens":-1,"cache_salt":"s","priority":-4,"return_token_ids":true,"return_prompt_text":true)");
   REQUIRE(!p.refusal);
   const auto& r = p.value.request;
   CHECK(r.sampling.temperature == doctest::Approx(0.01)); // clamped, as vLLM does
@@ -238,6 +256,7 @@ TEST_CASE("openai_request: sampling values arrive") {
   CHECK(r.truncate_prompt_tokens == -1);
   CHECK(r.priority == 0);
   CHECK(r.wants_prompt_ids);
+  CHECK(r.wants_prompt_text);
 }
 
 TEST_CASE("openai_request: B04, B05, effort names and numbers, thinking precedence") {
@@ -255,6 +274,8 @@ TEST_CASE("openai_request: B04, B05, effort names and numbers, thinking preceden
                       {R"("reasoning_effort":"max")", true, 100},
                       {R"("reasoning_effort":1)", true, 1},
                       {R"("reasoning_effort":100)", true, 100},
+                      {R"("reasoning_effort":50.0)", true, 50},
+                      {R"("thinking_token_budget":-1)", true, 75},
                       {R"("reasoning_effort":"88")", true, 88},
                       {R"("reasoning_effort":"none")", false, 75},
                       {R"("reasoning":{"effort":"low"})", true, 50},

@@ -282,3 +282,29 @@ TEST_CASE("openai_stream: C03, an answer that ends at once has a role chunk, a f
   answer.add(end(finish_cause::stop));
   CHECK(answer.body().find("\"content\":\"\"") != std::string::npos);
 }
+
+TEST_CASE("openai_stream: the prompt's text rides with the first chunk, or stands beside the choices") {
+  const std::string text = ",\"prompt_text\":\"a\\\"b\"";
+  for (const bool is_chat : {true, false}) {
+    answer_style style = golden_style();
+    style.is_chat = is_chat;
+    openai_stream stream(style, make_test_facts());
+    std::string out;
+    stream.show_prompt("a\"b");
+    stream.append_open(out, {});
+    stream.append(out, delta(kind::content, "x"));
+    stream.append(out, end(finish_cause::stop));
+    const auto events = events_of(out);
+    CHECK(events.front().find(text) != std::string::npos);
+    CHECK(out.find(text) == out.rfind(text));
+    for (const auto& e : events)
+      if (e != "[DONE]") CHECK(json_document().parse(e));
+    openai_answer whole(style, make_test_facts());
+    whole.show_prompt("a\"b");
+    whole.open({});
+    whole.add(end(finish_cause::stop));
+    json_document doc;
+    REQUIRE(doc.parse(whole.body()));
+    CHECK(doc.root().find("prompt_text")->text == "a\"b");
+  }
+}
