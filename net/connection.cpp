@@ -50,9 +50,9 @@ connection_actor::behavior_type behave(self_ptr self, std::shared_ptr<const engi
         const auto address = caf::actor_cast<caf::actor_addr>(actor);
         self->state.turns.emplace(address, state::turn{turn, actor, start.sink});
       },
-      [self, port](const question_start& start) {
-        auto sink = start.sink;
-        self->request(port->prepare, question_deadline, start.question)
+      [self, port](question_start& start) { // the same
+        auto sink = std::move(start.sink);
+        self->request(port->prepare, question_deadline, std::move(start.question))
             .then([sink](const text_answer& a) { sink->answer(a); },
                   [sink](const caf::error& e) {
                     spdlog::error("prepare did not answer: {}", to_string(e));

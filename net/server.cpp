@@ -11,6 +11,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/strand.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include <fmt/format.h>
@@ -38,7 +39,7 @@ struct server::impl {
 
   void listen(const settings& config) {
     const auto fail = [&](const error_code& ec) {
-      throw std::system_error(std::error_code(ec.value(), std::system_category()),
+      throw std::system_error(std::error_code(ec), // with its category: the resolver's errors are not the system's
                               fmt::format("cannot listen on {} port {}", config.host, config.port));
     };
     error_code ec;
@@ -72,7 +73,7 @@ struct server::impl {
         co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
         continue;
       }
-      auto next = std::make_shared<session>(std::move(socket), shared);
+      auto next = std::make_shared<session>(std::move(socket), shared, desk);
       remember(next);
       next->start();
     }
@@ -116,12 +117,14 @@ struct server::impl {
     io.stop();
     for (auto& t : threads) t.join();
     threads.clear();
+    desk.join(); // its work refers to sessions
     return clean;
   }
 
   service shared;
   asio::io_context io;
   asio::executor_work_guard<asio::io_context::executor_type> work;
+  asio::thread_pool desk{1}; // parses large bodies, writes large answers
   tcp::acceptor acceptor;
   std::vector<std::thread> threads;
   std::mutex mutex; // guards the two below

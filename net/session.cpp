@@ -11,8 +11,11 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
+#include <boost/beast/core/string.hpp>
 #include <boost/beast/http/read.hpp>
 #include <caf/all.hpp>
+
+#include <exception>
 
 // GCC 12 takes Asio's frame allocator for a mismatched pair; both sides are Asio's own.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
@@ -37,11 +40,30 @@ bool is_header_list(std::string_view s) { // what a browser may ask for, safe to
   return s.size() <= 2000;
 }
 
+// What the parser lets through and this server does not speak; status 0: nothing.
+api_error check_codings(const request_parser& parser) {
+  const auto& r = parser.get();
+  const auto is = [](std::string_view found, std::string_view word) {
+    return boost::beast::iequals({found.data(), found.size()}, {word.data(), word.size()});
+  };
+  api_error none;
+  none.status = 0;
+  for (const auto& f : r) {
+    if (f.name() == http::field::transfer_encoding && !is(to_view(f.value()), "chunked"))
+      return make_error(501, "Transfer-Encoding: only chunked is supported");
+    if (f.name() == http::field::content_encoding && !is(to_view(f.value()), "identity"))
+      return make_error(415, "Content-Encoding: request bodies are not decoded here, send them plain");
+  }
+  return none;
+}
+
+api_error no_room() { return make_error(503, "The server holds as many request bodies as it may, try again", {}, 2); }
+
 } // namespace
 
-session::session(asio::ip::tcp::socket socket, service& shared)
-    : socket_(std::move(socket)), shared_(shared), deadline_(socket_.get_executor()), event_(socket_.get_executor()),
-      ticker_(socket_.get_executor()) {
+session::session(asio::ip::tcp::socket socket, service& shared, asio::thread_pool& desk)
+    : socket_(std::move(socket)), shared_(shared), desk_(desk), deadline_(socket_.get_executor()),
+      event_(socket_.get_executor()), ticker_(socket_.get_executor()) {
   event_.expires_at(clock::time_point::max());
 }
 
@@ -107,6 +129,43 @@ void session::prepare_answer(const request_head& head) {
   is_head_ = head.method == "HEAD";
 }
 
+// Blank lines in front of a request line are skipped (RFC 9112 section 2.2).
+session::task<void> session::read_first_bytes(error_code& ec) {
+  while (!ec) {
+    const auto bytes = buffer_.data();
+    const std::string_view seen(static_cast<const char*>(bytes.data()), bytes.size());
+    if (seen.starts_with("\r\n")) {
+      buffer_.consume(2);
+      continue;
+    }
+    if (!seen.empty() && seen != "\r") co_return;
+    const size_t n =
+        co_await socket_.async_read_some(buffer_.prepare(4096), asio::redirect_error(asio::use_awaitable, ec));
+    buffer_.commit(n);
+    idle_ = idle_ && n == 0;
+  }
+}
+
+// The session does nothing else meanwhile, so `work` may use what is its own.
+session::task<void> session::at_desk(const std::function<void()>& work) {
+  bool done = false;
+  std::exception_ptr failure;
+  asio::post(desk_, [self = shared_from_this(), &work, &done, &failure] {
+    try {
+      work();
+    } catch (...) { // goes on in the session
+      failure = std::current_exception();
+    }
+    asio::post(self->socket_.get_executor(), [self, &done] {
+      done = true;
+      self->event_.cancel();
+    });
+  });
+  error_code ignored;
+  while (!done) co_await event_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  if (failure) std::rethrow_exception(failure);
+}
+
 session::task<session::read_result> session::read_head() {
   parser_.emplace();
   set_limits(*parser_, shared_.config().max_body_bytes);
@@ -118,7 +177,8 @@ session::task<session::read_result> session::read_head() {
   error_code ec;
   arm(std::chrono::seconds(shared_.config().read_timeout_s));
   idle_ = buffer_.size() == 0;
-  co_await http::async_read_header(socket_, buffer_, *parser_, asio::redirect_error(asio::use_awaitable, ec));
+  co_await read_first_bytes(ec);
+  if (!ec) co_await http::async_read_header(socket_, buffer_, *parser_, asio::redirect_error(asio::use_awaitable, ec));
   idle_ = false;
   deadline_round_++;
   asked_at_ = clock::now();
@@ -142,6 +202,11 @@ session::task<session::read_result> session::read_body() {
                             : to_error(ec, shared_.config().max_body_bytes);
       co_return refusal_.status == 0 ? read_result::closed : read_result::refused;
     }
+    if (!claim_->grow_to(static_cast<int64_t>(parser_->get().body().size()))) {
+      answer_.keep_alive = false;
+      refusal_ = no_room();
+      co_return read_result::refused;
+    }
   }
   co_return read_result::request;
 }
@@ -151,6 +216,8 @@ bool session::expects_continue() const {
 }
 
 session::task<bool> session::serve_one() {
+  logged_ = false;
+  claim_ = std::make_shared<body_claim>(shared_);
   auto read = co_await read_head();
   if (read == read_result::closed) co_return false;
   std::optional<http_reply> reply;
@@ -159,7 +226,9 @@ session::task<bool> session::serve_one() {
   if (!reply) {
     head = to_head(*parser_);
     prepare_answer(head);
-    if (const auto e = check_head(*parser_); e.status != 0) {
+    auto e = check_head(*parser_);
+    if (e.status == 0) e = check_codings(*parser_);
+    if (e.status != 0) {
       answer_.keep_alive = false;
       reply = shared_.refuse(e);
     } else {
@@ -170,6 +239,11 @@ session::task<bool> session::serve_one() {
     // A refused body is not worth waiting for: unless it is small and on its way, the connection closes.
     if (reply && head.has_body && (expects_continue() || !length || *length > small_body_bytes))
       answer_.keep_alive = false;
+    if (!reply && length && *length <= static_cast<uint64_t>(shared_.config().max_body_bytes) &&
+        !shared_.has_room(static_cast<int64_t>(*length))) {
+      answer_.keep_alive = false;
+      reply = shared_.refuse(no_room());
+    }
     if (!reply && length && *length > static_cast<uint64_t>(shared_.config().max_body_bytes)) {
       answer_.keep_alive = false;
       reply = shared_.refuse(to_error(http::make_error_code(http::error::body_limit), shared_.config().max_body_bytes));
@@ -186,13 +260,19 @@ session::task<bool> session::serve_one() {
     good = co_await write_reply(std::move(*reply));
   } else {
     service::outcome out;
-    try {
-      out = shared_.answer(route_, head, parser_->get().body(), accepted_request_id(head.request_id));
-    } catch (const std::exception& e) { // one bad request never takes the connection with it
-      spdlog::error("request {}: {}", answer_.request_id, e.what());
-      out.reply = shared_.refuse(make_error(500, "The request failed inside the server"));
-    }
-    parser_->get().body() = {}; // an image body may be large, and the turn long
+    const std::function<void()> decide = [this, &out, &head] {
+      try {
+        out = shared_.answer(route_, head, parser_->get().body(), accepted_request_id(head.request_id));
+      } catch (const std::exception& e) { // one bad request never takes the connection with it
+        spdlog::error("request {}: {}", answer_.request_id, e.what());
+        out.reply = shared_.refuse(make_error(500, "The request failed inside the server"));
+      }
+      parser_->get().body() = {}; // an image body may be large, and the turn long
+    };
+    if (parser_->get().body().size() > small_body_bytes)
+      co_await at_desk(decide);
+    else
+      decide();
     if (out.what == service::outcome::kind::turn)
       good = co_await run_turn(std::move(out));
     else if (out.what == service::outcome::kind::question)
@@ -201,6 +281,7 @@ session::task<bool> session::serve_one() {
       good = co_await write_reply(std::move(out.reply));
   }
   parser_.reset();
+  claim_.reset();
   if (good && closes()) co_await linger();
   co_return good && !closes();
 }
@@ -209,7 +290,7 @@ session::task<bool> session::write_reply(http_reply reply) {
   const std::string head = reply_head(reply, answer_);
   if (is_head_) reply.body.clear();
   const std::array<asio::const_buffer, 2> both{asio::buffer(head), asio::buffer(reply.body)};
-  if (reply.status >= 400 && route_.to != endpoint::none && route_.to != endpoint::health)
+  if (reply.status >= 400 && !logged_ && route_.to != endpoint::none && route_.to != endpoint::health)
     spdlog::info("request {}: {} {}", answer_.request_id, handler_name(route_.to), reply.status);
   error_code ec;
   writing_ = true;

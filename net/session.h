@@ -13,11 +13,13 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,7 +30,8 @@ class session : public std::enable_shared_from_this<session> {
 public:
   using clock = std::chrono::steady_clock;
   // `socket` runs on a strand of its own; everything below does. `shared` outlives the session.
-  session(boost::asio::ip::tcp::socket socket, service& shared);
+  // Requests whose body is large are read into values, and large answers written, on `desk`: other streams go on.
+  session(boost::asio::ip::tcp::socket socket, service& shared, boost::asio::thread_pool& desk);
   void start();
   void stop(bool now);                          // any thread: close when idle; `now`: close at once
   bool is_over() const { return over_.load(); } // any thread
@@ -43,7 +46,9 @@ private:
   task<bool> serve_one(); // false: close the connection
   task<read_result> read_head();
   task<read_result> read_body();
-  task<bool> write_reply(http_reply); // false: the socket failed
+  task<void> read_first_bytes(boost::system::error_code&); // of a request, past blank lines
+  task<void> at_desk(const std::function<void()>& work);   // runs it on desk_ and waits
+  task<bool> write_reply(http_reply);                      // false: the socket failed
   task<void> write_text(std::string text);
   task<bool> run_turn(service::outcome);
   task<bool> run_question(service::outcome);
@@ -64,6 +69,7 @@ private:
 
   boost::asio::ip::tcp::socket socket_;
   service& shared_;
+  boost::asio::thread_pool& desk_;
   boost::asio::steady_timer deadline_, event_, ticker_;
   boost::beast::flat_buffer buffer_;
   std::optional<request_parser> parser_;
@@ -72,6 +78,7 @@ private:
   connection_actor actor_;
   std::shared_ptr<outbox> outbox_;       // lent to fan_out for a turn
   std::shared_ptr<collector> collector_; // the same for an answer in one piece
+  std::shared_ptr<body_claim> claim_;    // of the request being served, shared with its collector
   std::string stream_head_, chunk_head_;
   waited waited_ = waited::nothing;
   api_error refusal_;
@@ -79,7 +86,7 @@ private:
   clock::time_point asked_at_, last_write_, write_began_;
   uint64_t deadline_round_ = 0;
   bool timed_out_ = false, watching_ = false, in_turn_ = false, writing_ = false, stopping_ = false, is_head_ = false,
-       idle_ = false;
+       idle_ = false, logged_ = false;
   std::atomic<bool> over_{false};
 };
 

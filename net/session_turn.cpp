@@ -11,6 +11,7 @@
 #include <caf/all.hpp>
 
 #include <charconv>
+#include <utility>
 
 // GCC 12 takes Asio's frame allocator for a mismatched pair; both sides are Asio's own.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
@@ -25,6 +26,8 @@ namespace {
 // Pipelined requests may wait in the buffer up to this size; a client that sends more is not read until it is their
 // turn.
 constexpr size_t max_pipelined_bytes = 1 << 20;
+// An answer above these sizes is written at the desk.
+constexpr size_t max_quick_ids = 8192, max_quick_bytes = 1 << 16;
 constexpr auto tick_time = std::chrono::seconds(1);
 
 // Hands the answer of the prepare actor to a session's strand.
@@ -103,6 +106,7 @@ session::task<void> session::wait_for_end() {
 void session::write_chunk(const std::string& bytes, bool last, std::function<void(bool)> done) {
   char size[20];
   const auto end = std::to_chars(size, size + sizeof size, bytes.size(), 16).ptr;
+  if (claim_) claim_->release();         // the turn was admitted, so its prompt is ready
   chunk_head_ = std::move(stream_head_); // empty from the second write on
   stream_head_.clear();
   std::string_view tail;
@@ -150,14 +154,16 @@ std::shared_ptr<turn_sink> session::make_sink(service::outcome& out) {
     return outbox_;
   }
   collector_ = std::make_shared<collector>(
-      openai_answer(std::move(out.turn.style), facts), [self = shared_from_this()](collector::result r) {
+      openai_answer(std::move(out.turn.style), facts),
+      [self = shared_from_this()](collector::result r) {
         asio::post(self->socket_.get_executor(), [self, r = std::move(r)]() mutable {
           self->refusal_ = r.failure;
           self->answered_ = {};
           self->answered_.body = std::move(r.body);
           self->end_wait(r.failure.status == 0 ? waited::answered : waited::refused);
         });
-      });
+      },
+      [claim = claim_] { claim->release(); });
   return collector_;
 }
 
@@ -189,6 +195,7 @@ session::task<bool> session::run_turn(service::outcome out) {
   }
   if (waited_ == waited::refused) {
     answer_.extra.clear();
+    logged_ = true; // by the request's actor
     co_return co_await write_reply(shared_.refuse(refusal_));
   }
   co_return co_await write_reply(std::move(answered_));
@@ -206,11 +213,28 @@ session::task<bool> session::run_question(service::outcome out) {
       self->end_wait(waited::answered);
     });
   });
-  caf::anon_send(actor(*out.port, out.port), question_start{out.question, sink});
+  const auto keep = [&out](text_question asked) { // what the answer's writer looks at
+    out.question.what = asked.what;
+    out.question.wants_token_strings = asked.wants_token_strings;
+    auto& r = out.question.request;
+    r.n = asked.request.n;
+    r.max_tokens = asked.request.max_tokens;
+    r.default_max_tokens = asked.request.default_max_tokens;
+    r.sampling = asked.request.sampling;
+    r.stop = asked.request.stop;
+    return asked;
+  };
+  caf::anon_send(actor(*out.port, out.port), question_start{keep(std::exchange(out.question, {})), sink});
   co_await wait_for_end();
   shared_.counts().in_flight--;
   if (waited_ != waited::answered) co_return false;
-  co_return co_await write_reply(shared_.answer_question(out, answer));
+  http_reply reply;
+  const std::function<void()> write = [&] { reply = shared_.answer_question(out, answer); };
+  if (answer.ids.size() > max_quick_ids || answer.text.size() > max_quick_bytes)
+    co_await at_desk(write);
+  else
+    write();
+  co_return co_await write_reply(std::move(reply));
 }
 
 } // namespace troupe

@@ -5,6 +5,11 @@
 
 #include <doctest/doctest.h>
 
+#include <spdlog/sinks/ostream_sink.h>
+
+#include <algorithm>
+#include <future>
+#include <sstream>
 #include <system_error>
 
 using namespace troupe;
@@ -108,6 +113,12 @@ TEST_CASE("server: plain endpoints") {
   const auto metrics = s.ask(http_get("/metrics"));
   CHECK(metrics.header("content-type") == "text/plain; version=0.0.4; charset=utf-8");
   CHECK(metrics.body.find("vllm:num_requests_running{model_name=\"tiny\",engine=\"0\"} 0") != std::string::npos);
+  for (const std::string name :
+       {"vllm:num_requests_waiting_by_reason{model_name=\"tiny\",engine=\"0\",reason=\"capacity\"} 0",
+        "vllm:request_time_per_output_token_seconds_count", "vllm:request_inference_time_seconds_count",
+        "vllm:request_max_num_generation_tokens_count", "vllm:request_params_max_tokens_count",
+        "vllm:request_params_n_count", "vllm:cache_config_info{model_name=\"tiny\",engine=\"0\",block_size=\"0\""})
+    CHECK_MESSAGE(metrics.body.find(name) != std::string::npos, name);
   CHECK(metrics.body.find(
             "http_requests_total{model_name=\"tiny\",engine=\"0\",handler=\"/version\",status=\"200\"} 1") !=
         std::string::npos);
@@ -230,6 +241,12 @@ TEST_CASE("server: malformed HTTP gets the right status and the server lives") {
            std::string(0x500, 'a') + "\r\n0\r\n\r\n",
        413},
       {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + json + "Content-Length: 0\r\n\r\n", 400},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + json + "Transfer-Encoding: gzip\r\n\r\n", 501},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + json + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+       501},
+      {"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + json +
+           "Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+       415},
       {"GET / HTTP/1.1\r\nHost: x\r\nX: " + std::string(70000, 'a') + "\r\n\r\n", 431},
       {"GET /" + std::string(9000, 'a') + " HTTP/1.1\r\nHost: x\r\n\r\n", 414},
   };
@@ -241,6 +258,98 @@ TEST_CASE("server: malformed HTTP gets the right status and the server lives") {
     CHECK(!answer.header("x-request-id").empty());
   }
   CHECK(s.ask(http_get("/version")).status == 200);
+}
+
+TEST_CASE("server: blank lines in front of a request are skipped") {
+  test_server s;
+  s.start();
+  raw_client c(s.port());
+  c.send("\r\n\r\n" + http_get("/version") + "\r\n" + http_get("/load"));
+  CHECK(c.response().status == 200);
+  CHECK(c.response().body == R"({"server_load":0})");
+  c.send("\r");
+  c.send("\n" + http_get("/version"));
+  CHECK(c.response().status == 200);
+}
+
+TEST_CASE("server: bodies of all connections together stay under their budget") {
+  test_server s;
+  s.config.max_bodies_bytes = 100000;
+  s.start();
+  const auto body = [](size_t n) { return "{\"prompt\":\"" + std::string(n, 'a') + "\"}"; };
+  const auto big = s.ask(http_post("/tokenize", body(200000)));
+  CHECK(big.status == 503);
+  CHECK(big.header("retry-after") == "2");
+  for (int i = 0; i < 3; i++) CHECK(field(s.ask(http_post("/tokenize", body(90000))).body, {"count"}) == "90000");
+  const std::string chunked = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                              "Transfer-Encoding: chunked\r\n\r\n";
+  CHECK(s.ask(chunked + "30d40\r\n" + std::string(200000, ' ') + "\r\n0\r\n\r\n").status == 503);
+  raw_client held(s.port());
+  const auto slow = http_post("/tokenize", body(90000));
+  held.send(slow.substr(0, 80000));
+  int status = 200; // until the first bytes have arrived
+  for (int i = 0; i < 1000 && status == 200; i++) status = s.ask(http_post("/tokenize", body(50000))).status;
+  CHECK(status == 503);
+  held.send(slow.substr(80000));
+  CHECK(held.response().status == 200);
+  CHECK(s.ask(http_post("/tokenize", body(90000))).status == 200);
+}
+
+TEST_CASE("server: a large body is read off the thread that serves the sockets") {
+  test_server s;
+  s.engine.script = answer_hello;
+  std::promise<void> go;
+  auto gone = go.get_future().share();
+  s.engine.facts->encode = [gone](std::string_view) {
+    gone.wait();
+    return std::vector<int32_t>{1};
+  };
+  s.start(); // one thread
+  raw_client large(s.port());
+  large.send(
+      http_post("/v1/chat/completions", chat_body(R"(,"bad_words":["x"],"user":")" + std::string(70000, 'u') + "\"")));
+  CHECK(s.ask(http_get("/version")).status == 200);
+  CHECK(s.ask(http_post("/v1/chat/completions", chat_body())).status == 200);
+  go.set_value();
+  CHECK(large.response().status == 200);
+}
+
+TEST_CASE("server: a refused request leaves one line in the log") {
+  test_server s;
+  s.engine.script = [](scripted_engine::turn& t) { t.sink->fail({400, "BadRequestError", "no", "prompt", 0}); };
+  s.start();
+  std::ostringstream text;
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("one", std::make_shared<spdlog::sinks::ostream_sink_mt>(text)));
+  spdlog::set_level(spdlog::level::info);
+  const auto n_lines = [&] {
+    const auto all = text.str();
+    return std::count(all.begin(), all.end(), '\n');
+  };
+  CHECK(s.ask(http_post("/v1/chat/completions", "{}")).status == 400);
+  CHECK(n_lines() == 1);
+  CHECK(s.ask(http_post("/v1/chat/completions", chat_body())).status == 400); // the request's actor writes that line
+  CHECK(n_lines() == 1);
+  spdlog::set_default_logger(before);
+  spdlog::set_level(spdlog::level::off);
+}
+
+TEST_CASE("server: a host that cannot be resolved is refused in the resolver's words") {
+  test_server s;
+  s.start(false);
+  settings other = s.config;
+  other.host = std::string(300, 'x'); // no name is so long: no server is asked
+  try {
+    server listener(other, s.numbers, "1");
+    FAIL("bound");
+  } catch (const std::system_error& e) {
+    const std::string what = e.what();
+    CHECK(what.find("cannot listen on xxx") == 0);
+    CHECK(what.find("Operation not permitted") == std::string::npos);
+    CHECK(what.find(e.code().message()) != std::string::npos);
+    CHECK(e.code().category() != std::system_category());
+  }
 }
 
 TEST_CASE("server: a head that stops half-way is answered with 408, an idle connection is just closed") {
