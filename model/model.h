@@ -63,6 +63,18 @@ struct sequence_rows {
   std::span<const int32_t> before;
 };
 
+// A token just sampled: its row has not run, and what follows it is to be guessed.
+struct draft_request {
+  int32_t slot = 0;
+  int64_t position = 0; // of `token`
+  int32_t token = 0;
+};
+// info().draft_block guesses for each request, in their order.
+struct draft_tokens {
+  std::vector<int32_t> ids;      // the most likely ones
+  std::vector<float> confidence; // estimated probability that the guess is right when those before it are
+};
+
 enum class prefill_mode : uint8_t { exact, tail };
 
 struct model_options {
@@ -83,6 +95,10 @@ public:
   // `records`: the side-table rows of all rows of the step, as table_reader::read wrote them. Returns (sum of n_logits,
   // vocab) f32 in host memory, sequence by sequence, valid until the next call; the same on every rank.
   virtual std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) = 0;
+  // Guesses what follows each request's token. Precondition: can_draft(), and the row before it is the newest one that
+  // forward ran for the slot and that was kept; rows of wrong guesses may lie above it.
+  virtual bool can_draft() const { return false; }
+  virtual draft_tokens draft_next(std::span<const draft_request>) { return {}; }
   // Runs the vision tower; the handle stays valid until drop_image.
   virtual int32_t encode_image(const planned_image&) = 0;
   virtual void drop_image(int32_t handle) = 0;
@@ -136,6 +152,7 @@ std::unique_ptr<model> load_model(backend&, const model_options&, const load_pro
 struct state_bytes {
   int64_t per_block = 0, per_slot = 0, per_snapshot = 0;
   int64_t snapshot_slack = 0; // positions, of a model loaded without drafts
+  int64_t draft_slack = 0;    // the same with them
 };
 state_bytes plan_state(const std::string& folder, int64_t activation_bytes);
 

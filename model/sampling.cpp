@@ -250,4 +250,24 @@ sampled_token sampler_state::sample(std::span<float> logits, int64_t position, c
   return out;
 }
 
+bool sampler_state::ends_with(int32_t id, int32_t eos) const {
+  if (id == eos && !params_.ignore_eos) return true;
+  return std::find(params_.stop_ids.begin(), params_.stop_ids.end(), id) != params_.stop_ids.end();
+}
+
+int32_t accept_drafts(sampler_state& sampler, std::span<const float> logits, std::span<const int32_t> drafts,
+                      int64_t position, const sampler_state::vocabulary_rules& rules, std::vector<float>& scratch,
+                      std::vector<sampled_token>& out) {
+  const size_t vocabulary = logits.size() / (drafts.size() + 1);
+  for (size_t j = 0;; ++j) {
+    const auto row = logits.subspan(j * vocabulary, vocabulary);
+    scratch.assign(row.begin(), row.end());
+    out.push_back(sampler.sample(scratch, position + static_cast<int64_t>(j), rules));
+    const int32_t id = out.back().id;
+    sampler.see_generated(id);
+    if (j == drafts.size() || id != drafts[j]) return static_cast<int32_t>(j);
+    if (sampler.ends_with(id, rules.eos)) return static_cast<int32_t>(j + 1);
+  }
+}
+
 } // namespace troupe

@@ -45,6 +45,7 @@ public:
   void see_prompt(std::span<const int32_t> ids);
   void see_generated(int32_t id);
   const sampling_params& params() const { return params_; }
+  bool ends_with(int32_t id, int32_t eos) const; // the end token or a stop id: nothing is generated after it
   // Masks and ids that follow from the tokenizer: suppressed ids (chat.md 5.7) and the end token.
   struct vocabulary_rules {
     std::vector<int32_t> suppressed;
@@ -65,5 +66,18 @@ private:
   std::vector<int32_t> tail_;                          // last generated ids, for bad words
   int64_t n_generated_ = 0;
 };
+
+// Verifies drafts: row j of `logits` (drafts + 1, vocabulary) follows draft j - 1 and gives the token at position + j.
+// Every token is drawn by the sampler as if there were no drafts: with the keyed random number of its position, and
+// with penalties, bad words and min_tokens that see the tokens before it. Draft j is accepted when it is the token
+// drawn; the first other token ends the run and replaces it, and behind the last accepted draft there is one more. This
+// is exact: a greedy draft is a point mass Q(d) = 1, for which rejection sampling accepts with probability
+// min(1, P(d) / Q(d)) = P(d) and else draws from max(P - Q, 0), normalised, which is P given "not d" (dspark.md section
+// 5); a draw x from P is d with probability P(d), and given x != d it has that distribution. So the tokens are those of
+// no drafts for every seed, not only in distribution. Appends the run to `out` (it ends early behind an end token or a
+// stop id) and returns the number of drafts accepted. Throws as sample() does; what was drawn before stays in `out`.
+int32_t accept_drafts(sampler_state&, std::span<const float> logits, std::span<const int32_t> drafts, int64_t position,
+                      const sampler_state::vocabulary_rules&, std::vector<float>& scratch,
+                      std::vector<sampled_token>& out);
 
 } // namespace troupe

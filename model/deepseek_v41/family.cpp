@@ -118,7 +118,8 @@ state_bytes plan_state(const std::string& folder, int64_t activation_bytes) {
   return {.per_block = bytes_per_block(c, block_tokens, activation_bytes),
           .per_slot = bytes_per_slot(c, plan_caches(c, 1, 1, block_tokens, draft), activation_bytes, draft),
           .per_snapshot = bytes_per_snapshot(c, activation_bytes, draft),
-          .snapshot_slack = snapshot_slack(c, plan_caches(c, 1, 1, block_tokens, false), false)};
+          .snapshot_slack = snapshot_slack(c, plan_caches(c, 1, 1, block_tokens, false), false),
+          .draft_slack = snapshot_slack(c, plan_caches(c, 1, 1, block_tokens, draft), draft)};
 }
 
 } // namespace troupe::deepseek_v41

@@ -5,6 +5,7 @@
 #include "model/deepseek_v41/snapshot.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -260,6 +261,14 @@ draft_result model_v41::draft(std::span<const draft_anchor> anchors, const draft
   std::vector<draft_anchor> with_floor(anchors.begin(), anchors.end());
   for (draft_anchor& a : with_floor) a.floor = floor_[static_cast<size_t>(a.slot)];
   return drafter_->draft(ctx_, std::span(caches_).subspan(static_cast<size_t>(config_.layers)), with_floor, choose);
+}
+
+draft_tokens model_v41::draft_next(std::span<const draft_request> requests) {
+  std::vector<draft_anchor> anchors;
+  for (const draft_request& r : requests) anchors.push_back({r.slot, r.position, r.token});
+  draft_result found = draft(anchors);
+  for (float& c : found.confidence) c = 1 / (1 + std::exp(-c)); // dspark.md section 4
+  return {std::move(found.tokens), std::move(found.confidence)};
 }
 
 int32_t model_v41::encode_image(const planned_image& image) {

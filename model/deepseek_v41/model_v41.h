@@ -21,6 +21,8 @@ public:
 
   const model_info& info() const override { return info_; }
   std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) override;
+  bool can_draft() const override { return drafter_ != nullptr; }
+  draft_tokens draft_next(std::span<const draft_request>) override;
   int32_t encode_image(const planned_image&) override;
   void drop_image(int32_t handle) override;
   int64_t snapshot_bytes() const override;
@@ -31,8 +33,7 @@ public:
 
   // Patches as vision_tower::encode takes them -> a handle.
   int32_t encode_patches(std::span<const float> patches, int64_t patch_rows, int64_t patch_columns);
-  bool has_drafter() const { return drafter_ != nullptr; }
-  // One drafting step for each anchor; anchors' floors are filled in here. Precondition: has_drafter().
+  // One drafting step for each anchor; anchors' floors are filled in here. Precondition: can_draft().
   draft_result draft(std::span<const draft_anchor>, const draft_choice& choose = greedy_choice);
 
   const config& settings() const { return config_; }
