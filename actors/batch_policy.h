@@ -1,29 +1,24 @@
 // What runs in the next step: the queue, the running sequences, their slots and block reservations. Knows no CAF.
+// The parts: wait_queue (who starts), prefill_share (which prompts advance), step_cost (how many rows fit into a step).
 #pragma once
 
+#include "actors/batch_state.h"
 #include "actors/messages.h"
+#include "actors/prefill_share.h"
+#include "actors/step_cost.h"
+#include "actors/wait_queue.h"
 
+#include <array>
 #include <chrono>
 #include <cstdint>
-#include <list>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
 namespace troupe {
 
-struct batch_limits {
-  int32_t max_running = 64; // sequences, one slot each
-  int32_t max_queue = 1024; // waiting turns
-  int32_t chunk_tokens = 512;
-  int64_t n_blocks = 0, block_tokens = 64;
-  int32_t eos = 1;
-  // Rows of one step at most: every running sequence can decode, and a prefill always advances.
-  int32_t max_rows() const { return chunk_tokens > max_running ? chunk_tokens : max_running + 1; }
-};
-
-// Invariant: every running sequence has one slot of its own and blocks reserved for its prompt and all tokens it may
-// generate, so nothing that was started ever has to be taken back.
+// Invariant: every running sequence has one slot of its own and blocks reserved for the positions it has, and for all
+// it may ever have unless `overcommit` is set: then what was started may be parked, which its client does not see.
 class batch_policy {
 public:
   using time = std::chrono::steady_clock::time_point;
@@ -49,8 +44,9 @@ public:
   // Takes a step's results: what each sequence gained, and which ended. Sequences that ended meanwhile are ignored.
   void accept(step_result&&, time now, std::vector<accepted_tokens>& out);
 
-  int64_t n_running() const { return n_running_; } // sequences
-  int64_t n_waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t n_running() const { return n_running_; }      // sequences
+  int64_t n_waiting() const { return waiting_.size(); } // turns, parked ones included
+  int64_t n_parkings() const { return n_parkings_; }    // so far
   int64_t n_paused() const;
   int64_t n_blocks_reserved() const { return n_reserved_; }
   bool is_idle() const { return running_.empty() && waiting_.empty(); }
@@ -59,42 +55,47 @@ public:
   const std::array<int64_t, 5>& n_ended() const { return n_ended_; }
 
 private:
-  struct sequence {
-    sequence_admit what;
-    int32_t slot = -1;
-    bool live = true, told = false;      // told: its sequence_start has gone out
-    int64_t n_done = 0, n_generated = 0; // positions computed, as results say; tokens gained
-    int32_t last = 0;                    // the token the next decode row feeds
+  using sequence = batch_sequence;
+  using turn = batch_turn;
+  using turns = batch_turns;
+  struct step { // the one in flight
+    int64_t n_decode_rows = 0, n_prefill_rows = 0;
+    bool is_sound = true; // all its rows ran, so its cost can be learned from
   };
-  struct turn {
-    turn_id id{};
-    std::vector<sequence> sequences;
-    int64_t n_live = 0, n_blocks = 0;
-    int32_t rank = 0; // of its priority: 0 interactive, 1 batch, 2 background
-    bool paused = false, is_started = false;
-    time queued_at{}, started_at{};
-  };
-  using turns = std::list<turn>; // stable addresses; a turn moves between the lists by splice
 
-  int64_t blocks_for(const sequence_admit&) const;
+  int64_t blocks_for(int64_t n_tokens) const;
+  int64_t blocks_to_start(const sequence&) const;
+  bool fits(const turn&) const;
+  void release(sequence&);
+  int64_t blocks_to_grow() const;
+  void make_room(step_plan&);
+  void park(turns::iterator, step_plan&);
   void start_turns(time now);
   void end_sequence(turns::iterator, sequence&, end_cause);
   void correct_end(const sequence_result&);
   void drop_turn(turns::iterator);
   void plan_decode(step_plan&);
   void plan_prefill(step_plan&, int64_t budget);
-  api_error queue_full() const;
+  void plan_rows(step_plan&, const turn&, sequence&, int64_t n_rows);
+  void accept_tokens(sequence_result&, turns::iterator, sequence&, time now, std::vector<accepted_tokens>& out);
+  int32_t expected_wait_s(int64_t position, time now) const;
+  api_error queue_full(int32_t rank, time now) const;
 
   batch_limits limits_;
-  turns waiting_, running_;
+  wait_queue waiting_;
+  turns running_;
   std::unordered_map<turn_id, turns::iterator> by_turn_;
   std::unordered_map<sequence_id, std::pair<turns::iterator, size_t>> by_sequence_;
   std::vector<int32_t> free_slots_;
   std::vector<sequence_end> ended_; // not told yet
-  int64_t n_reserved_ = 0, n_running_ = 0;
+  int64_t n_reserved_ = 0, n_running_ = 0, n_parkings_ = 0;
   std::array<int64_t, 5> n_ended_{};
   double mean_turn_s_ = 0; // moving average of started to ended
   bool draining_ = false;
+  step step_;
+  step_cost cost_;
+  prefill_share share_;
+  std::vector<prefill_share::candidate> candidates_; // kept for its memory
 };
 
 } // namespace troupe

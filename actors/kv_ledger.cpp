@@ -148,8 +148,10 @@ bool kv_ledger::take_blocks(sequence& s, planned_rows& r, const prefix_index::hi
     all.blocks.push_back(*hit.partial);
     must_copy = false;
   }
-  if (!index_.free_blocks(pool_.n_missing(r.id, end))) { // what other hits of this step copy from is free in the next
-    TROUPE_CHECK(!placed.copies.empty(), "the scheduler reserves a sequence's blocks before it starts");
+  if (!index_.free_blocks(pool_.n_missing(r.id, end))) {
+    // What this step copies from or saves of sequences that ended is pinned, and free in the next step.
+    TROUPE_CHECK(!placed.copies.empty() || !placed.saves_before.empty(),
+                 "the scheduler reserves a sequence's blocks before it starts");
     if (!s.has_begun) {
       pool_.release(r.id);
       pool_.open(r.id);

@@ -124,7 +124,8 @@ struct sequence_start { // rides in the first plan of a sequence
   sampling_params sampling;
   std::string cache_salt;
   turn_id turn{};
-  std::vector<int32_t> prompt; // whole; up to kv_cache only, which sends the ranks what they need of it
+  std::vector<int32_t> prompt;    // whole; up to kv_cache only, which sends the ranks what they need of it
+  std::vector<int32_t> generated; // the end of `prompt` that the sequence generated before it was parked
 };
 struct planned_rows {
   sequence_id id{};
@@ -135,8 +136,9 @@ struct planned_rows {
 };
 struct sequence_end {
   sequence_id id{};
-  int32_t slot = -1;    // -1: never placed
-  int64_t n_tokens = 0; // positions whose state is sound; what lies beyond must not be used again
+  int32_t slot = -1;      // -1: never placed
+  int64_t n_tokens = 0;   // positions whose state is sound; what lies beyond must not be used again
+  bool is_parked = false; // it will start again: its images stay
 };
 struct step_plan {
   uint64_t epoch = 0, step = 0;

@@ -121,6 +121,7 @@ batch_limits runtime::impl::plan_limits() const {
   limits.max_running = c.max_running;
   limits.max_queue = c.max_queue;
   limits.chunk_tokens = c.chunk_tokens;
+  limits.max_gap_ms = c.max_gap_ms;
   limits.block_tokens = parts.info.block_tokens;
   limits.eos = parts.info.eos;
   const int64_t of_context = (context + limits.block_tokens - 1) / limits.block_tokens;

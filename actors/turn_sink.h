@@ -38,10 +38,11 @@ struct turn_delta {
 // An error a client may see: api.md section 9.
 struct api_error {
   int32_t status = 500;
-  std::string type;          // "BadRequestError"
-  std::string message;       // no paths, addresses or stacks
-  std::string param;         // empty: null
-  int32_t retry_after_s = 0; // 0: no header
+  std::string type;           // "BadRequestError"
+  std::string message;        // no paths, addresses or stacks
+  std::string param;          // empty: null
+  int32_t retry_after_s = 0;  // 0: no header
+  int32_t queue_position = 0; // of a turn that the queue has no room for, 1 is next to start; 0: not about the queue
 };
 
 class turn_sink {

@@ -32,7 +32,7 @@ TROUPE_FIELDS(sampled_token, x.id, x.logprob, x.best)
 TROUPE_FIELDS(sampling_params, x.temperature, x.top_p, x.top_k, x.min_p, x.frequency_penalty, x.presence_penalty,
               x.repetition_penalty, x.logit_bias, x.allowed_ids, x.bad_words, x.stop_ids, x.ignore_eos, x.min_tokens,
               x.seed, x.choice, x.n_logprobs, x.suppress_reserved)
-TROUPE_FIELDS(api_error, x.status, x.type, x.message, x.param, x.retry_after_s)
+TROUPE_FIELDS(api_error, x.status, x.type, x.message, x.param, x.retry_after_s, x.queue_position)
 TROUPE_FIELDS(turn_usage, x.prompt_tokens, x.completion_tokens, x.cached_tokens, x.reasoning_tokens)
 TROUPE_FIELDS_OF_LIST(image_piece, x.sequences, uint64_t, x.image, x.hash, x.width, x.height, x.grid_h, x.grid_w,
                       x.offset, x.bytes)
@@ -42,9 +42,10 @@ TROUPE_FIELDS(sequence_admit, x.turn, x.id, x.priority, x.prompt, x.images, x.ma
 TROUPE_FIELDS(turn_admit, x.turn, x.sequences)
 TROUPE_FIELDS(turn_queued, x.turn)
 TROUPE_FIELDS(turn_refused, x.turn, x.why)
-TROUPE_FIELDS(sequence_start, x.id, x.slot, x.n_prompt, x.images, x.sampling, x.cache_salt, x.turn, x.prompt)
+TROUPE_FIELDS(sequence_start, x.id, x.slot, x.n_prompt, x.images, x.sampling, x.cache_salt, x.turn, x.prompt,
+              x.generated)
 TROUPE_FIELDS(planned_rows, x.id, x.slot, x.start, x.tokens, x.samples)
-TROUPE_FIELDS(sequence_end, x.id, x.slot, x.n_tokens)
+TROUPE_FIELDS(sequence_end, x.id, x.slot, x.n_tokens, x.is_parked)
 TROUPE_FIELDS(step_plan, x.epoch, x.step, x.started, x.rows, x.ended)
 TROUPE_FIELDS_OF_LIST(new_blocks, x.blocks, int32_t, x.id)
 TROUPE_FIELDS(cached_prefix, x.id, x.n_tokens, x.snapshot, x.before, x.seen)

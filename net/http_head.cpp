@@ -20,7 +20,7 @@ void append_common(std::string& out, const answer_head& head) {
   append_line(out, "X-Request-Id", head.request_id);
   if (!head.origin.empty()) {
     append_line(out, "Access-Control-Allow-Origin", head.origin);
-    append_line(out, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+    append_line(out, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After, X-Queue-Position");
     if (head.origin != "*") append_line(out, "Vary", "Origin");
   }
   out += head.extra;

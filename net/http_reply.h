@@ -16,6 +16,6 @@ struct http_reply {
   std::vector<std::pair<std::string, std::string>> headers; // besides those every answer has
 };
 
-http_reply to_reply(const api_error&, bool openai_style); // with Retry-After and WWW-Authenticate where they belong
+http_reply to_reply(const api_error&, bool openai_style); // with Retry-After, X-Queue-Position and WWW-Authenticate
 
 } // namespace troupe

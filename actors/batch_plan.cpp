@@ -1,0 +1,171 @@
+// batch_policy's steps: who starts, which rows run, what the results mean.
+#include "actors/batch_policy.h"
+
+#include <algorithm>
+
+namespace troupe {
+
+namespace {
+
+constexpr double mean_weight = 0.1; // of the newest turn in the moving average of turn times
+
+// Positions of a sequence that can be used again: a failure of the engine puts all of them in doubt, one of the
+// request or of a side table only those of its step.
+int64_t sound_tokens(const sequence_result& r, int64_t before) {
+  if (r.failure.empty()) return r.n_tokens;
+  return r.status == 500 ? 0 : before;
+}
+
+} // namespace
+
+int64_t batch_policy::blocks_to_start(const sequence& s) const {
+  const auto n_prompt = static_cast<int64_t>(s.what.prompt.size());
+  return blocks_for(limits_.overcommit ? std::min(s.n_most, n_prompt + limits_.start_margin()) : s.n_most);
+}
+
+bool batch_policy::fits(const turn& t) const {
+  if (t.n_live > static_cast<int64_t>(free_slots_.size())) return false;
+  int64_t n = n_reserved_;
+  for (const auto& s : t.sequences)
+    if (s.live) n += blocks_to_start(s);
+  return n <= limits_.n_blocks;
+}
+
+void batch_policy::start_turns(time now) {
+  const auto fits_now = [this](const turn& t) { return fits(t); };
+  for (auto t = waiting_.next(fits_now, now); t != waiting_.end(); t = waiting_.next(fits_now, now)) {
+    if (!t->is_parked) t->started_at = now;
+    t->is_started = true;
+    for (auto& s : t->sequences) {
+      if (!s.live) continue;
+      s.slot = free_slots_.back();
+      free_slots_.pop_back();
+      s.n_blocks = blocks_to_start(s);
+      n_reserved_ += s.n_blocks;
+      ++n_running_;
+    }
+    waiting_.move_to(running_, t);
+  }
+}
+
+bool batch_policy::has_step(time now) {
+  start_turns(now);
+  return !ended_.empty() || std::any_of(running_.begin(), running_.end(), [](const turn& t) { return !t.paused; });
+}
+
+void batch_policy::plan_decode(step_plan& plan) {
+  for (auto& t : running_) {
+    if (t.paused) continue;
+    for (auto& s : t.sequences) {
+      if (!s.live || s.n_left() > 0) continue;
+      plan.rows.push_back({s.what.id, s.slot, s.n_done, {s.last}, true});
+    }
+  }
+}
+
+void batch_policy::plan_rows(step_plan& plan, const turn& t, sequence& s, int64_t n_rows) {
+  const auto n_prompt = static_cast<int64_t>(s.what.prompt.size());
+  if (!s.told)
+    plan.started.push_back({s.what.id, s.slot, n_prompt, s.what.images, s.what.sampling, s.what.cache_salt, t.id,
+                            s.what.prompt, s.generated});
+  s.told = true;
+  const auto from = s.what.prompt.begin() + s.n_done;
+  plan.rows.push_back({s.what.id, s.slot, s.n_done, {from, from + n_rows}, s.n_done + n_rows == n_prompt});
+}
+
+// `budget`: rows that the step has room for. While streams run, their gap bounds the rows too.
+void batch_policy::plan_prefill(step_plan& plan, int64_t budget) {
+  candidates_.clear();
+  for (auto& t : running_) {
+    if (t.paused) continue;
+    bool is_led = false; // an earlier choice is computing this prompt, and has more than a step to go
+    for (auto& s : t.sequences) {
+      if (!s.what.shares_prompt) is_led = false;
+      if (!s.live || s.n_left() <= 0) continue;
+      if (!is_led || s.n_done > 0) candidates_.push_back({&s, &t, 0});
+      is_led = is_led || s.n_left() > limits_.chunk_tokens;
+    }
+  }
+  if (candidates_.empty()) return;
+  if (step_.n_decode_rows > 0) budget = cost_.prefill_rows(step_.n_decode_rows, 1000.0 * limits_.max_gap_ms, budget);
+  share_.split(candidates_, budget);
+  for (const auto& c : candidates_)
+    if (c.n_rows > 0) plan_rows(plan, *c.turn, *c.sequence, c.n_rows);
+}
+
+step_plan batch_policy::plan(time now) {
+  step_plan plan;
+  plan.ended = std::exchange(ended_, {});
+  start_turns(now);
+  step_ = {};
+  if (limits_.overcommit) make_room(plan);
+  plan_decode(plan);
+  for (const auto& r : plan.rows) step_.n_decode_rows += static_cast<int64_t>(r.tokens.size());
+  plan_prefill(plan, limits_.max_rows() - step_.n_decode_rows);
+  return plan;
+}
+
+// It ended while its step ran, and the next plan will say so.
+void batch_policy::correct_end(const sequence_result& r) {
+  for (auto& e : ended_)
+    if (e.id == r.id) e.n_tokens = sound_tokens(r, e.n_tokens);
+}
+
+void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence& s, time now,
+                                 std::vector<accepted_tokens>& out) {
+  accepted_tokens a{r.id, {}, 0, 0, end_cause::none, {}, r.status};
+  if (s.n_generated == 0) {
+    a.cached_tokens = s.what.shares_prompt ? 0 : r.cached_tokens;
+    a.queue_us = std::chrono::duration_cast<std::chrono::microseconds>(t->started_at - t->queued_at).count();
+  }
+  const auto& stops = s.what.sampling.stop_ids;
+  size_t n = 0;
+  while (n < r.tokens.size() && a.end == end_cause::none) {
+    const int32_t id = r.tokens[n++].id;
+    s.last = id;
+    ++s.n_generated;
+    if (limits_.overcommit) s.generated.push_back(id);
+    if (id == limits_.eos && !s.what.sampling.ignore_eos)
+      a.end = end_cause::eos;
+    else if (std::find(stops.begin(), stops.end(), id) != stops.end())
+      a.end = end_cause::stop_token;
+    else if (s.n_generated >= s.what.max_tokens)
+      a.end = end_cause::length;
+  }
+  r.tokens.resize(n); // what lies behind an end was never generated
+  a.tokens = std::move(r.tokens);
+  if (a.tokens.empty() && r.failure.empty() && s.n_left() <= 0) r.failure = "the model gave no token";
+  if (!r.failure.empty()) {
+    a.end = end_cause::failed;
+    a.failure = std::move(r.failure);
+  }
+  if (a.end != end_cause::none) {
+    end_sequence(t, s, a.end);
+    if (t->n_live == 0) {
+      const double took = std::chrono::duration<double>(now - t->started_at).count();
+      mean_turn_s_ = mean_turn_s_ == 0 ? took : mean_turn_s_ + mean_weight * (took - mean_turn_s_);
+      drop_turn(t);
+    }
+  }
+  if (!a.tokens.empty() || a.end != end_cause::none) out.push_back(std::move(a));
+}
+
+void batch_policy::accept(step_result&& result, time now, std::vector<accepted_tokens>& out) {
+  for (auto& r : result.results) {
+    const auto found = by_sequence_.find(r.id);
+    step_.is_sound = step_.is_sound && r.failure.empty() && found != by_sequence_.end();
+    if (found == by_sequence_.end()) {
+      correct_end(r);
+      continue;
+    }
+    const auto [t, i] = found->second;
+    auto& s = t->sequences[i];
+    if (s.n_left() > 0) // cached positions ran no rows
+      step_.n_prefill_rows += std::max<int64_t>(r.n_tokens - std::max(s.n_done, r.cached_tokens), 0);
+    s.n_done = sound_tokens(r, s.n_done);
+    accept_tokens(r, t, s, now, out);
+  }
+  if (step_.is_sound) cost_.learn(step_.n_decode_rows, step_.n_prefill_rows, result.compute_us);
+}
+
+} // namespace troupe
