@@ -87,13 +87,15 @@ std::optional<std::string> rank_state::enter(sequence& s, const cached_prefix& c
 std::optional<std::string> rank_state::begin(const step_placed& placed, model* weights) {
   if (weights) snapshots_.save(placed.saves_before, *weights);
   for (const auto& e : placed.plan.ended) {
-    drop_images(e.id, weights);
+    if (!e.is_parked) drop_images(e.id, weights);
     sequences_.erase(e.id);
   }
   for (const auto& start : placed.plan.started) {
     auto& s = sequences_[start.id];
     s.start = start;
-    if (samples_) s.sampler.emplace(start.sampling);
+    if (!samples_) continue;
+    s.sampler.emplace(start.sampling);
+    for (const auto id : start.generated) s.sampler->see_generated(id);
   }
   if (weights)
     for (const auto& c : placed.copies) weights->copy_block(static_cast<int32_t>(c.from), static_cast<int32_t>(c.to));

@@ -36,6 +36,7 @@ void show_gauges(self_pointer self) {
   s.numbers->running = s.policy.n_running();
   s.numbers->waiting = s.policy.n_waiting();
   s.numbers->paused = s.policy.n_paused();
+  s.numbers->preemptions = s.policy.n_parkings();
 }
 
 void pump(self_pointer self) {
