@@ -1,6 +1,7 @@
 // A server with a scripted engine behind it, on a free port.
 #pragma once
 
+#include "net/json_tree.h"
 #include "net/server.h"
 #include "storage/log.h"
 #include "tests/net/raw_client.h"
@@ -41,6 +42,24 @@ struct test_server {
 // {"messages":[one user message]} plus `more`, which starts with a comma or is empty.
 inline std::string chat_body(const std::string& more = "") {
   return R"({"messages":[{"role":"user","content":"hi"}])" + more + "}";
+}
+
+// The text of one value of a JSON body; "absent", "null" or "no JSON: ..".
+inline std::string field(const std::string& body, std::initializer_list<std::string_view> path) {
+  json_document doc;
+  if (!doc.parse(body)) return "no JSON: " + body;
+  const json_value* v = &doc.root();
+  for (const auto key : path)
+    if (!(v = v->find(key))) return "absent";
+  return v->is(json_kind::null) ? "null" : std::string(v->text);
+}
+
+// "Hel", "lo", the end.
+inline void answer_hello(scripted_engine::turn& t) {
+  t.sink->open({});
+  push_text(*t.sink, "Hel");
+  push_text(*t.sink, "lo");
+  push_end(*t.sink, finish_cause::stop, 0, {7, 3, 0, 0});
 }
 
 } // namespace troupe
