@@ -190,7 +190,7 @@ ring_config runtime::impl::plan_ring(const batch_limits& limits) {
   config.suppressed.assign(suppressed.begin(), suppressed.end());
   config.make_rank = [this, limits](int32_t rank) { return make_rank(rank, limits); };
   config.open_tables = [this, limits](int32_t rank) {
-    return open_tables(folder, rank, n_ranks(), limits.max_running);
+    return open_tables(folder, rank, n_ranks(), limits.max_running, parts.config.engram_cache_bytes);
   };
   return config;
 }

@@ -19,7 +19,8 @@ struct family {
   std::string_view model_type;
   model_info (*info)(const std::string& folder);
   std::shared_ptr<const text_side> (*text)(const std::string& folder);
-  std::unique_ptr<table_reader> (*tables)(const std::string& folder, int rank, int n_ranks, int32_t max_sequences);
+  std::unique_ptr<table_reader> (*tables)(const std::string& folder, int rank, int n_ranks, int32_t max_sequences,
+                                          int64_t in_memory_bytes);
   std::unique_ptr<model> (*load)(backend&, const model_options&, const load_progress&);
   state_bytes (*state)(const std::string& folder, int64_t activation_bytes);
 };
@@ -54,8 +55,9 @@ const family& family_of(const std::string& folder) {
 
 model_info read_model_info(const std::string& folder) { return family_of(folder).info(folder); }
 std::shared_ptr<const text_side> load_text_side(const std::string& folder) { return family_of(folder).text(folder); }
-std::unique_ptr<table_reader> open_tables(const std::string& folder, int rank, int n_ranks, int32_t max_sequences) {
-  return family_of(folder).tables(folder, rank, n_ranks, max_sequences);
+std::unique_ptr<table_reader> open_tables(const std::string& folder, int rank, int n_ranks, int32_t max_sequences,
+                                          int64_t in_memory_bytes) {
+  return family_of(folder).tables(folder, rank, n_ranks, max_sequences, in_memory_bytes);
 }
 std::unique_ptr<model> load_model(backend& be, const model_options& options, const load_progress& progress) {
   return family_of(options.folder).load(be, options, progress);

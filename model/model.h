@@ -144,7 +144,10 @@ public:
 };
 
 std::shared_ptr<const text_side> load_text_side(const std::string& folder);
-std::unique_ptr<table_reader> open_tables(const std::string& folder, int rank, int n_ranks, int32_t max_sequences);
+// Tables of up to `in_memory_bytes` each are held in host memory, larger ones are read row by row.
+inline constexpr int64_t tables_in_memory_bytes = int64_t{64} << 20;
+std::unique_ptr<table_reader> open_tables(const std::string& folder, int rank, int n_ranks, int32_t max_sequences,
+                                          int64_t in_memory_bytes = tables_in_memory_bytes);
 // Phase reports while loading: ("weights", 0.42).
 using load_progress = std::function<void(const char* phase, double part)>;
 std::unique_ptr<model> load_model(backend&, const model_options&, const load_progress&);

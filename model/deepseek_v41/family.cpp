@@ -93,7 +93,8 @@ std::shared_ptr<const text_side> load_text(const std::string& folder) {
   return std::make_shared<text_side_v41>(folder);
 }
 
-std::unique_ptr<table_reader> open_engram(const std::string& folder, int rank, int n_ranks, int32_t max_sequences) {
+std::unique_ptr<table_reader> open_engram(const std::string& folder, int rank, int n_ranks, int32_t max_sequences,
+                                          int64_t in_memory_bytes) {
   const checkpoint from(folder);
   std::vector<int32_t> map;
   if (const engram_config& e = from.settings().engram; !e.layers.empty()) {
@@ -104,7 +105,7 @@ std::unique_ptr<table_reader> open_engram(const std::string& folder, int rank, i
                                std::to_string(found) + ", the compressed ids of its tokenizer, found " +
                                std::to_string(e.compressed_vocabulary));
   }
-  return std::make_unique<engram_tables>(from, std::move(map), rank, n_ranks, max_sequences);
+  return std::make_unique<engram_tables>(from, std::move(map), rank, n_ranks, max_sequences, in_memory_bytes);
 }
 
 std::unique_ptr<model> load_model(backend& be, const model_options& options, const load_progress& progress) {

@@ -13,15 +13,14 @@ namespace troupe::deepseek_v41 {
 namespace {
 
 constexpr unsigned reads_in_flight = 64;
-constexpr uint64_t plain_bytes = uint64_t{1} << 30;      // largest BF16 table; such tables are for tests
-constexpr uint64_t in_memory_bytes = uint64_t{64} << 20; // a table up to this size is served from memory
+constexpr uint64_t plain_bytes = uint64_t{1} << 30; // largest BF16 table; such tables are for tests
 
 bool is_nan_e4m3(std::byte b) { return (b & std::byte{0x7F}) == std::byte{0x7F}; }
 
 } // namespace
 
 engram_tables::engram_tables(const checkpoint& from, std::vector<int32_t> token_map, int rank, int n_ranks,
-                             int32_t max_sequences)
+                             int32_t max_sequences, int64_t in_memory_bytes)
     : token_map_(std::move(token_map)), file_(from.settings().file), history_(static_cast<size_t>(max_sequences)) {
   const config& c = from.settings();
   if (c.engram.layers.empty()) return;
@@ -37,16 +36,17 @@ engram_tables::engram_tables(const checkpoint& from, std::vector<int32_t> token_
   hash_ = std::make_unique<engram_hash>(c, compressed(c.engram.pad_id));
   for (int32_t slot = 0; slot < static_cast<int32_t>(c.engram.layers.size()); ++slot) {
     const found_table t = from.table_at(slot);
-    tables_.push_back(open(from, t));
+    tables_.push_back(open(from, t, in_memory_bytes));
     bytes_per_token_ += own_columns_ * t.record_bytes;
   }
 }
 
-engram_tables::table engram_tables::open(const checkpoint& from, const found_table& t) {
+engram_tables::table engram_tables::open(const checkpoint& from, const found_table& t, int64_t in_memory_bytes) {
   table opened{{}, {}, t, t.weight->name};
   if (t.scale != nullptr) {
     opened.rows.emplace(from.files(), *t.weight, *t.scale,
-                        row_store_config{.n_reads_in_flight = reads_in_flight, .cache_budget_bytes = in_memory_bytes});
+                        row_store_config{.n_reads_in_flight = reads_in_flight,
+                                         .cache_budget_bytes = static_cast<uint64_t>(in_memory_bytes)});
     return opened;
   }
   if (t.weight->size_bytes > plain_bytes)

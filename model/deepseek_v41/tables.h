@@ -19,7 +19,8 @@ class engram_tables final : public table_reader {
 public:
   // A rank reads its share of the columns where they divide evenly, else all. Throws checkpoint_error and
   // std::runtime_error: tables missing or of another shape, prime sums that do not fit, ids the map lacks.
-  engram_tables(const checkpoint&, std::vector<int32_t> token_map, int rank, int n_ranks, int32_t max_sequences);
+  engram_tables(const checkpoint&, std::vector<int32_t> token_map, int rank, int n_ranks, int32_t max_sequences,
+                int64_t in_memory_bytes = tables_in_memory_bytes);
 
   int64_t record_bytes_per_token() const override { return bytes_per_token_; }
   void read(std::span<const sequence_rows>, std::span<std::byte> records) override;
@@ -35,7 +36,7 @@ private:
     std::string name;
   };
 
-  static table open(const checkpoint&, const found_table&);
+  static table open(const checkpoint&, const found_table&, int64_t in_memory_bytes);
   static void read_rows(table&, std::span<const int64_t> ids, std::span<std::byte> records);
   void extend_history(const sequence_rows&);
   void enter(const sequence_rows&, std::vector<int32_t>& history) const;
