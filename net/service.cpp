@@ -126,7 +126,9 @@ void append_tokens(std::string& out, const request_facts& facts, const text_ques
 } // namespace
 
 service::service(settings config, std::shared_ptr<counters> numbers, std::string version)
-    : config_(std::move(config)), version_(std::move(version)), numbers_(std::move(numbers)), guard_(config_.api_keys) {
+    : config_(std::move(config)), version_(std::move(version)), numbers_(std::move(numbers)), guard_(config_.api_keys),
+      bodies_(std::make_shared<body_budget>()) {
+  bodies_->limit_bytes = config_.max_bodies_bytes;
 }
 
 std::string service::page_text() const {
@@ -203,16 +205,13 @@ std::string service::metrics_text() const {
                               p ? p->facts->block_tokens : 0);
 }
 
-bool service::claim_body(int64_t n_bytes) {
-  if ((body_bytes_ += n_bytes) <= config_.max_bodies_bytes) return true;
-  body_bytes_ -= n_bytes;
-  return false;
-}
-
 bool body_claim::grow_to(int64_t n_bytes) {
   const int64_t more = n_bytes - held_.load();
   if (more <= 0) return true;
-  if (!from_.claim_body(more)) return false;
+  if ((from_->used_bytes += more) > from_->limit_bytes) {
+    from_->used_bytes -= more;
+    return false;
+  }
   held_ += more;
   return true;
 }

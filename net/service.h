@@ -21,6 +21,12 @@
 
 namespace troupe {
 
+// Bytes of request bodies being read or prepared, over all connections.
+struct body_budget {
+  std::atomic<int64_t> used_bytes{0};
+  int64_t limit_bytes = 0;
+};
+
 class service {
 public:
   // `numbers` are the process's, read by /metrics and /ready. `version`: of the program.
@@ -50,10 +56,8 @@ public:
   http_reply refuse(const api_error& e) const { return to_reply(e, config_.error_style == "openai"); }
   const settings& config() const { return config_; }
   counters& numbers() const { return *numbers_; }
-  // Takes `n_bytes` of the budget for bodies; false: it is used up.
-  bool claim_body(int64_t n_bytes);
-  bool has_room(int64_t n_bytes) const { return body_bytes_ + n_bytes <= config_.max_bodies_bytes; }
-  void release_body(int64_t n_bytes) { body_bytes_ -= n_bytes; }
+  bool has_room(int64_t n_bytes) const { return bodies_->used_bytes + n_bytes <= bodies_->limit_bytes; }
+  const std::shared_ptr<body_budget>& bodies() const { return bodies_; }
   turn_id new_turn() { return turn_id{++last_turn_}; }
   http_counts& counts() { return counts_; }
   std::string metrics_text() const;
@@ -71,7 +75,7 @@ private:
   std::shared_ptr<const engine_port> port_;
   std::atomic<bool> draining_{false};
   std::atomic<uint64_t> last_turn_{0};
-  std::atomic<int64_t> body_bytes_{0}; // of bodies being read or prepared
+  std::shared_ptr<body_budget> bodies_; // shared with the claims: a sink may outlive the server
   http_counts counts_;
 };
 
@@ -79,15 +83,15 @@ private:
 // the session and the sink of its turn.
 class body_claim {
 public:
-  explicit body_claim(service& from) : from_(from) {}
+  explicit body_claim(std::shared_ptr<body_budget> from) : from_(std::move(from)) {}
   ~body_claim() { release(); }
   body_claim(const body_claim&) = delete;
   // Up to `n_bytes` in all; false: refused, nothing changes. One thread.
   bool grow_to(int64_t n_bytes);
-  void release() { from_.release_body(held_.exchange(0)); } // any thread
+  void release() { from_->used_bytes -= held_.exchange(0); } // any thread
 
 private:
-  service& from_;
+  std::shared_ptr<body_budget> from_; // shared: the claim may outlive the server
   std::atomic<int64_t> held_{0};
 };
 

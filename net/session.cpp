@@ -217,7 +217,7 @@ bool session::expects_continue() const {
 
 session::task<bool> session::serve_one() {
   logged_ = false;
-  claim_ = std::make_shared<body_claim>(shared_);
+  claim_ = std::make_shared<body_claim>(shared_.bodies());
   auto read = co_await read_head();
   if (read == read_result::closed) co_return false;
   std::optional<http_reply> reply;

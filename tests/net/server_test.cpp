@@ -270,12 +270,12 @@ TEST_CASE("server: a body that is half there keeps its part of the budget, and g
   settings config;
   config.max_bodies_bytes = 100;
   service shared(config, std::make_shared<counters>(), "1");
-  body_claim half(shared);
+  body_claim half(shared.bodies());
   CHECK(half.grow_to(80));
   CHECK(half.grow_to(40)); // it has more already
   CHECK(!shared.has_room(30));
   {
-    body_claim other(shared);
+    body_claim other(shared.bodies());
     CHECK(!other.grow_to(30));
     CHECK(other.grow_to(20));
     CHECK(!half.grow_to(90));
