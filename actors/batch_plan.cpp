@@ -102,6 +102,7 @@ step_plan batch_policy::plan(time now) {
   plan_decode(plan);
   for (const auto& r : plan.rows) step_.n_decode_rows += static_cast<int64_t>(r.tokens.size());
   plan_prefill(plan, limits_.max_rows() - step_.n_decode_rows);
+  plan_drafts(plan);
   return plan;
 }
 
@@ -113,11 +114,12 @@ void batch_policy::correct_end(const sequence_result& r) {
 
 void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence& s, time now,
                                  std::vector<accepted_tokens>& out) {
-  accepted_tokens a{r.id, {}, 0, 0, end_cause::none, {}, r.status};
+  accepted_tokens a{r.id, {}, 0, 0, end_cause::none, {}, r.status, r.n_drafts, r.n_accepted};
   if (s.n_generated == 0) {
     a.cached_tokens = s.what.shares_prompt ? 0 : r.cached_tokens;
     a.queue_us = std::chrono::duration_cast<std::chrono::microseconds>(t->started_at - t->queued_at).count();
   }
+  take_drafts(s, r);
   const auto& stops = s.what.sampling.stop_ids;
   size_t n = 0;
   while (n < r.tokens.size() && a.end == end_cause::none) {
@@ -133,6 +135,7 @@ void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence
       a.end = end_cause::length;
   }
   r.tokens.resize(n); // what lies behind an end was never generated
+  a.n_accepted = std::min(a.n_accepted, static_cast<int32_t>(n));
   a.tokens = std::move(r.tokens);
   if (a.tokens.empty() && r.failure.empty() && s.n_left() <= 0) r.failure = "the model gave no token";
   if (!r.failure.empty()) {
@@ -151,6 +154,7 @@ void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence
 }
 
 void batch_policy::accept(step_result&& result, time now, std::vector<accepted_tokens>& out) {
+  learn_step(result);
   for (auto& r : result.results) {
     const auto found = by_sequence_.find(r.id);
     step_.is_sound = step_.is_sound && r.failure.empty() && found != by_sequence_.end();

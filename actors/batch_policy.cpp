@@ -20,7 +20,8 @@ api_error refusal(int32_t status, std::string type, std::string message, int32_t
 
 } // namespace
 
-batch_policy::batch_policy(const batch_limits& limits) : limits_(limits), share_(limits.block_tokens) {
+batch_policy::batch_policy(const batch_limits& limits)
+    : limits_(limits), drafts_(limits.drafts), share_(limits.block_tokens) {
   TROUPE_CHECK(limits.max_running > 0 && limits.chunk_tokens > 0 && limits.block_tokens > 0, "limits are positive");
   for (int32_t i = limits.max_running; i-- > 0;) free_slots_.push_back(i); // the lowest slot goes first
 }

@@ -1,8 +1,10 @@
 // What runs in the next step: the queue, the running sequences, their slots and block reservations. Knows no CAF.
-// The parts: wait_queue (who starts), prefill_share (which prompts advance), step_cost (how many rows fit into a step).
+// The parts: wait_queue (who starts), prefill_share (which prompts advance), step_cost (how many rows fit into a step),
+// draft_policy (how many drafts are verified).
 #pragma once
 
 #include "actors/batch_state.h"
+#include "actors/draft_policy.h"
 #include "actors/messages.h"
 #include "actors/prefill_share.h"
 #include "actors/step_cost.h"
@@ -33,13 +35,15 @@ public:
   // A refused sequence whose images are already on the ranks: the next plan says that it ended.
   void forget(sequence_id id) { ended_.push_back({id, -1, 0}); }
   void set_paused(turn_id, bool paused);
+  void set_max_drafts(int32_t n) { drafts_.set_max(n); }
   void refuse_new() { draining_ = true; }
   // Ends everything with this failure.
   void fail_all(const std::string& why, int32_t status, std::vector<accepted_tokens>& out);
 
   // True when a plan would say something: rows to run or sequences that ended.
   bool has_step(time now);
-  // Decoding sequences first, one row each, then chunks of prompts. Precondition: the previous plan was answered.
+  // Decoding sequences first, one row and its drafts each, then chunks of prompts. Precondition: the previous plan was
+  // answered.
   step_plan plan(time now);
   // Takes a step's results: what each sequence gained, and which ended. Sequences that ended meanwhile are ignored.
   void accept(step_result&&, time now, std::vector<accepted_tokens>& out);
@@ -58,9 +62,9 @@ private:
   using sequence = batch_sequence;
   using turn = batch_turn;
   using turns = batch_turns;
-  struct step { // the one in flight
-    int64_t n_decode_rows = 0, n_prefill_rows = 0;
-    bool is_sound = true; // all its rows ran, so its cost can be learned from
+  struct step {                                    // the one in flight
+    int64_t n_decode_rows = 0, n_prefill_rows = 0; // drafts among the former
+    bool is_sound = true;                          // all its rows ran, so its cost can be learned from
   };
 
   int64_t blocks_for(int64_t n_tokens) const;
@@ -76,6 +80,9 @@ private:
   void drop_turn(turns::iterator);
   void plan_decode(step_plan&);
   void plan_prefill(step_plan&, int64_t budget);
+  void plan_drafts(step_plan&);
+  void take_drafts(sequence&, sequence_result&);
+  void learn_step(const step_result&);
   void plan_rows(step_plan&, const turn&, sequence&, int64_t n_rows);
   void accept_tokens(sequence_result&, turns::iterator, sequence&, time now, std::vector<accepted_tokens>& out);
   int32_t expected_wait_s(int64_t position, time now) const;
@@ -90,6 +97,11 @@ private:
   std::vector<sequence_end> ended_; // not told yet
   int64_t n_reserved_ = 0, n_running_ = 0, n_parkings_ = 0;
   std::array<int64_t, 5> n_ended_{};
+  draft_policy drafts_;
+  struct { // of the plan that is out
+    int64_t n_decoding = 0, n_rows = 0, n_drafting = 0;
+    bool has_prompts = false;
+  } shape_;
   double mean_turn_s_ = 0; // moving average of started to ended
   bool draining_ = false;
   step step_;

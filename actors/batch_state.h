@@ -1,6 +1,7 @@
 // What batch_policy remembers of a turn and its sequences, and the limits it plans within. Knows no CAF.
 #pragma once
 
+#include "actors/draft_policy.h"
 #include "actors/messages.h"
 
 #include <array>
@@ -17,6 +18,7 @@ struct batch_limits {
   int32_t chunk_tokens = 512;
   int64_t n_blocks = 0, block_tokens = 64;
   int32_t eos = 1;
+  draft_limits drafts;
   int32_t max_gap_ms = 250; // between two steps of a stream, as far as rows of prompts decide it
   // A turn starts when its prompts and `start_margin` tokens fit, not all it may ever generate. When blocks run out,
   // turns are parked: their blocks go, and they come back with what they generated as a part of their prompt. Exact
@@ -25,6 +27,8 @@ struct batch_limits {
   int64_t start_margin() const { return 4 * block_tokens; }
   // Rows of one step at most: every running sequence can decode, and a prefill always advances.
   int32_t max_rows() const { return chunk_tokens > max_running ? chunk_tokens : max_running + 1; }
+  // Drafts come on top, so that they never take a row from a prompt.
+  int32_t max_rows_and_drafts() const { return max_rows() + max_running * drafts.block; }
 };
 
 // Classes of api.md 2.1, `priority`: 0 interactive, 1 batch, 2 background.
@@ -37,6 +41,7 @@ struct batch_sequence {
   bool live = true, told = false;      // told: its sequence_start has gone out
   int64_t n_done = 0, n_generated = 0; // positions computed, as results say; tokens gained
   int32_t last = 0;                    // the token the next decode row feeds
+  sequence_drafts drafts;              // behind `last`
   int64_t n_most = 0, n_blocks = 0;    // positions it may ever have; blocks reserved for it
   // With overcommit: tokens gained, of which the first n_resumed are the end of what.prompt.
   std::vector<int32_t> generated;

@@ -61,6 +61,9 @@ const setting table[] = {
 
     {"prefill", &settings::prefill, "exact: all layers see the whole prompt; tail: the upper ones its end only.", 0, 0, "exact|tail", 1, false, "Engine"},
     {"tail_tokens", &settings::tail_tokens, "Tokens of that end.", 1, 1 << 30},
+    {"spec", &settings::spec, "dspark: draft tokens are guessed and verified, with the same output; none: no drafter is loaded.", 0, 0, "dspark|none"},
+    {"draft_tokens", &settings::draft_tokens, "Draft tokens verified in one step of a sequence at most; the model's block is the limit.", 0, 16},
+    {"draft_depth", &settings::draft_depth, "adaptive: as many drafts as pay by measured step times; fixed: draft_tokens always.", 0, 0, "adaptive|fixed"},
     {"engram_cache_mb", &settings::engram_cache_bytes, "MiB: side tables up to this size are held in memory.", 0, 1 << 24, {}, mib},
     {"null_tokens_per_s", &settings::null_tokens_per_s, "Tokens a second of each stream with --backend null; 0: no pause.", 0, 1e9},
 

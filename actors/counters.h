@@ -44,6 +44,10 @@ struct counters {
   std::atomic<int64_t> running{0}, waiting{0}, steps{0}, rows{0}, refused{0}, paused{0};
   std::atomic<int64_t> prompt_tokens{0}, generated_tokens{0}, cached_tokens{0}, preemptions{0};
   std::atomic<int64_t> ended_stop{0}, ended_length{0}, ended_abort{0}, ended_error{0};
+  // Drafts by their place in the block, from 0: verified in a round of a sequence, and found right.
+  static constexpr size_t n_draft_places = 16;
+  std::atomic<int64_t> draft_rounds{0};
+  std::array<std::atomic<int64_t>, n_draft_places> drafts_at{}, accepted_drafts_at{};
   // kv_cache
   std::atomic<int64_t> blocks{0}, blocks_used{0}, blocks_cached{0}, snapshots{0};
   std::atomic<int64_t> cache_queries{0}, cache_hits{0}; // prompt tokens looked up and found, each choice for itself

@@ -132,7 +132,9 @@ struct planned_rows {
   int32_t slot = 0;
   int64_t start = 0; // position of tokens[0]
   std::vector<int32_t> tokens;
-  bool samples = false; // the last row's logits give a token
+  bool samples = false;      // the rows from the last token that is no draft give tokens
+  int32_t n_drafts = 0;      // of `tokens`, the last ones: guesses to verify; nothing depends on them but this step
+  bool wants_drafts = false; // guess what follows the newest token of this step
 };
 struct sequence_end {
   sequence_id id{};
@@ -189,14 +191,17 @@ struct sequence_result {
   sequence_id id{};
   std::vector<sampled_token> tokens; // empty for a prefill chunk that is not the last
   int64_t cached_tokens = 0;
-  std::string failure;  // not empty: this sequence cannot go on
-  int32_t status = 500; // HTTP status of the failure
-  int64_t n_tokens = 0; // positions computed so far, cached ones included
+  std::string failure;                  // not empty: this sequence cannot go on
+  int32_t status = 500;                 // HTTP status of the failure
+  int64_t n_tokens = 0;                 // positions computed so far, cached ones included
+  int32_t n_drafts = 0, n_accepted = 0; // verified in this step; tokens[0, n_accepted) were among them
+  std::vector<int32_t> next_drafts;     // guesses behind the last of `tokens`, empty where none were wanted
+  std::vector<float> confidence;        // of each, given that those before it are right
 };
 struct step_result {
   uint64_t epoch = 0, step = 0;
   std::vector<sequence_result> results;
-  int64_t compute_us = 0;
+  int64_t compute_us = 0, draft_us = 0; // draft_us: part of compute_us
 };
 
 // 8. scheduler -> fan_out: one message a step.
@@ -208,7 +213,8 @@ struct accepted_tokens {
   int64_t queue_us = 0;      // of the first one of a sequence: from admission to its first step
   end_cause end = end_cause::none;
   std::string failure;
-  int32_t status = 500; // HTTP status of the failure
+  int32_t status = 500;                 // HTTP status of the failure
+  int32_t n_drafts = 0, n_accepted = 0; // verified in this step; tokens[0, n_accepted) were among them
 };
 struct tokens_accepted {
   uint64_t step = 0;
@@ -251,6 +257,10 @@ struct wiring {
 struct drain_begin {
   bool now = false; // true: end them too
   std::string why;  // what their clients read; empty: the server is stopping
+};
+// operator -> scheduler: verify at most this many drafts of a sequence in one step, from now on; 0: none.
+struct draft_limit {
+  int32_t n_tokens = 0;
 };
 // scheduler -> whoever asks (request with a deadline): the numbers behind /ready, /metrics and status.
 struct scheduler_status {

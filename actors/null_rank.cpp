@@ -29,7 +29,7 @@ struct null_state {
 step_result answer(null_state& s, const null_rank_config& config, const step_placed& placed) {
   for (const auto& e : placed.plan.ended) s.next_token.erase(e.id);
   for (const auto& b : placed.plan.started) s.next_token[b.id] = b.generated.size() % config.text.size();
-  step_result result{placed.plan.epoch, placed.plan.step, {}, 0};
+  step_result result{placed.plan.epoch, placed.plan.step, {}, 0, 0};
   result.results.reserve(placed.plan.rows.size());
   for (const auto& r : placed.plan.rows) {
     auto& out = result.results.emplace_back();

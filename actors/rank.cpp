@@ -40,7 +40,7 @@ std::string agree(running_rank& s, const rank_config& config, const std::string&
 step_result run_step(running_rank& s, const rank_config& config, const staging_buffer& records, step_ready& ready) {
   const auto& plan = ready.placed.plan;
   const auto began = std::chrono::steady_clock::now();
-  step_result result{plan.epoch, plan.step, {}, 0};
+  step_result result{plan.epoch, plan.step, {}, 0, 0};
   auto& weights = *s.parts.weights;
   const auto broken_image = s.sequences->begin(ready.placed, &weights);
   int64_t n_rows = 0;
@@ -55,7 +55,7 @@ step_result run_step(running_rank& s, const rank_config& config, const staging_b
   else if (broken_image)
     result.results = rank_state::fail(plan, *broken_image, 500);
   else
-    result.results = s.sequences->run(plan, records.slot(ready.staging, n_rows), weights);
+    result.results = s.sequences->run(plan, records.slot(ready.staging, n_rows), weights, result.draft_us);
   s.sequences->end(ready.placed, unread.empty() && !broken_image, weights);
   result.compute_us =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - began).count();
@@ -65,7 +65,8 @@ step_result run_step(running_rank& s, const rank_config& config, const staging_b
 rank_actor::behavior_type behave(rank_actor::stateful_pointer<running_rank> self, rank_config config,
                                  std::shared_ptr<const staging_buffer> records, std::shared_ptr<counters> numbers) {
   guard(self);
-  self->state.sequences.emplace(sampler_state::vocabulary_rules{config.suppressed, config.eos}, config.rank == 0);
+  self->state.sequences.emplace(sampler_state::vocabulary_rules{config.suppressed, config.eos},
+                                config.rank == 0 || config.drafts);
   return {
       [=](step_ready& ready) {
         auto& s = self->state;

@@ -35,6 +35,7 @@ struct rank_config {
   std::function<rank_parts()> make; // throws what load_atom answers with
   std::vector<int32_t> suppressed;  // chat.md 5.7
   int32_t eos = 1;
+  bool drafts = false; // every rank samples then: all must draft behind the same tokens
 };
 
 // `records`: the staging buffer that this rank's engram_fetch fills.

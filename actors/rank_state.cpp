@@ -4,6 +4,7 @@
 #include "storage/check.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 namespace troupe {
@@ -117,21 +118,50 @@ void rank_state::end(const step_placed& placed, bool has_run, model& weights) {
 }
 
 void rank_state::sample(sequence& s, const planned_rows& row, std::span<const float> logits, sequence_result& out) {
-  scratch_.assign(logits.begin(), logits.end());
-  const int64_t position = row.start + static_cast<int64_t>(row.tokens.size());
+  const auto drafts = std::span(row.tokens).last(static_cast<size_t>(row.n_drafts));
+  const int64_t position = row.start + static_cast<int64_t>(row.tokens.size() - drafts.size());
+  out.n_drafts = row.n_drafts;
   try {
-    out.tokens.push_back(s.sampler->sample(scratch_, position, rules_));
-    s.sampler->see_generated(out.tokens.back().id);
+    out.n_accepted = accept_drafts(*s.sampler, logits, drafts, position, rules_, scratch_, out.tokens);
   } catch (const std::runtime_error& e) { // a logit that is not a number, or every id masked by the request itself
+    out.n_accepted = static_cast<int32_t>(out.tokens.size());
+    if (!out.tokens.empty()) return; // they count; the next step comes to the same row and fails with it alone
     out.failure = e.what();
-    const bool is_sound =
-        std::none_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x) || x == HUGE_VALF; });
+    const auto at = logits.first(logits.size() / (drafts.size() + 1));
+    const bool is_sound = std::none_of(at.begin(), at.end(), [](float x) { return std::isnan(x) || x == HUGE_VALF; });
     out.status = is_sound ? 400 : 500;
   }
 }
 
-std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<const std::byte> records,
-                                             model& weights) {
+// Rows of rejected drafts stay in the caches: they lie above the newest token, nothing reads them there, and the next
+// step writes over them (model.md section 4).
+void rank_state::draft(const step_plan& plan, std::vector<sequence_result>& results, model& weights) {
+  requests_.clear();
+  requesters_.clear();
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto& r = plan.rows[i];
+    const auto& got = results[i];
+    if (!r.wants_drafts || got.tokens.empty() || !got.failure.empty()) continue;
+    const int32_t newest = got.tokens.back().id;
+    if (sequences_.at(r.id).sampler->ends_with(newest, rules_.eos)) continue;
+    const int64_t first = r.start + static_cast<int64_t>(r.tokens.size()) - r.n_drafts;
+    requests_.push_back({r.slot, first + static_cast<int64_t>(got.tokens.size()) - 1, newest});
+    requesters_.push_back(i);
+  }
+  if (requests_.empty() || !weights.can_draft()) return;
+  const auto found = weights.draft_next(requests_);
+  const auto block = static_cast<std::ptrdiff_t>(weights.info().draft_block);
+  TROUPE_CHECK(found.ids.size() == requests_.size() * static_cast<size_t>(block), "a block of drafts for each request");
+  for (size_t k = 0; k < requesters_.size(); ++k) {
+    auto& out = results[requesters_[k]];
+    const auto at = static_cast<std::ptrdiff_t>(k) * block;
+    out.next_drafts.assign(found.ids.begin() + at, found.ids.begin() + at + block);
+    out.confidence.assign(found.confidence.begin() + at, found.confidence.begin() + at + block);
+  }
+}
+
+std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<const std::byte> records, model& weights,
+                                             int64_t& draft_us) {
   rows_.clear();
   for (const auto& r : plan.rows) {
     auto& s = sequences_.at(r.id);
@@ -143,7 +173,7 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     row.images = s.spans;
     row.image_handles = s.handles;
     row.n_prompt = s.start.n_prompt;
-    row.n_logits = r.samples ? 1 : 0;
+    row.n_logits = r.samples ? r.n_drafts + 1 : 0;
     if (s.sampler && r.start < s.start.n_prompt) s.sampler->see_prompt(r.tokens);
   }
   const auto logits = weights.forward(rows_, records);
@@ -157,17 +187,24 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     auto& out = results.emplace_back();
     out.id = r.id;
     out.cached_tokens = s.cached_tokens;
-    out.n_tokens = r.start + static_cast<int64_t>(r.tokens.size());
+    out.n_tokens = r.start + static_cast<int64_t>(r.tokens.size()) - r.n_drafts;
     if (!r.samples) continue;
-    TROUPE_CHECK((at + 1) * vocabulary <= logits.size(), "forward gives the logits that were asked for");
-    sample(s, r, logits.subspan(at++ * vocabulary, vocabulary), out);
+    const size_t n = vocabulary * static_cast<size_t>(r.n_drafts + 1);
+    TROUPE_CHECK(at + n <= logits.size(), "forward gives the logits that were asked for");
+    sample(s, r, logits.subspan(at, n), out);
+    // The newest token is not computed, not even as an accepted draft whose own logits were broken.
+    if (!out.tokens.empty()) out.n_tokens += static_cast<int64_t>(out.tokens.size()) - 1;
+    at += n;
   }
+  const auto began = std::chrono::steady_clock::now();
+  draft(plan, results, weights);
+  draft_us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - began).count();
   return results;
 }
 
 std::vector<sequence_result> rank_state::fail(const step_plan& plan, const std::string& why, int32_t status) {
   std::vector<sequence_result> results;
-  for (const auto& r : plan.rows) results.push_back({r.id, {}, 0, why, status});
+  for (const auto& r : plan.rows) results.push_back({r.id, {}, 0, why, status, 0, 0, 0, {}, {}});
   return results;
 }
 

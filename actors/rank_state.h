@@ -29,8 +29,9 @@ public:
   std::optional<std::string> begin(const step_placed&, model*);
   // And what comes after them. `has_run`: the rows did.
   void end(const step_placed&, bool has_run, model&);
-  // Runs the step's rows and samples. `records`: the step's side-table rows. One result a planned row, in order.
-  std::vector<sequence_result> run(const step_plan&, std::span<const std::byte> records, model&);
+  // Runs the step's rows, samples, verifies drafts and makes new ones (`draft_us`: how long that took). `records`: the
+  // step's side-table rows. One result a planned row, in order.
+  std::vector<sequence_result> run(const step_plan&, std::span<const std::byte> records, model&, int64_t& draft_us);
   // The same shape when the step cannot run: every sequence of it fails.
   static std::vector<sequence_result> fail(const step_plan&, const std::string& why, int32_t status);
   void clear(model*); // a new epoch
@@ -52,13 +53,14 @@ private:
     std::vector<int32_t> blocks;
     std::vector<image_span> spans;
     std::vector<int32_t> handles;
-    std::optional<sampler_state> sampler; // rank 0 only
+    std::optional<sampler_state> sampler; // where ranks sample
     int64_t cached_tokens = 0;
   };
   void drop_images(sequence_id, model*);
   std::optional<std::string> encode_images(sequence&, model&);
   std::optional<std::string> enter(sequence&, const cached_prefix&, model*);
   void sample(sequence&, const planned_rows&, std::span<const float> logits, sequence_result&);
+  void draft(const step_plan&, std::vector<sequence_result>&, model&);
 
   snapshot_store snapshots_;
   sampler_state::vocabulary_rules rules_;
@@ -68,7 +70,9 @@ private:
   std::unordered_map<size_t, image> images_;
   size_t next_image_ = 0;
   std::vector<sequence_rows> rows_;
-  std::vector<float> scratch_; // logits of one row: sampling destroys them
+  std::vector<draft_request> requests_;
+  std::vector<size_t> requesters_; // of each request, its place in the plan
+  std::vector<float> scratch_;     // logits of one row: sampling destroys them
 };
 
 } // namespace troupe

@@ -26,12 +26,16 @@ ring spawn_ring(caf::actor_system& system, const ring_config& config, std::share
     if (config.null) {
       out.ranks.push_back(spawn_null_rank(system, *config.null, numbers));
     } else {
-      rank_config c{r, config.n_ranks, [make = config.make_rank, r] { return make(r); }, config.suppressed,
-                    config.limits.eos};
+      rank_config c{r,
+                    config.n_ranks,
+                    [make = config.make_rank, r] { return make(r); },
+                    config.suppressed,
+                    config.limits.eos,
+                    config.limits.drafts.block > 0};
       out.ranks.push_back(spawn_rank(system, std::move(c), records, numbers, config.detached));
     }
     engram_fetch_config fetch;
-    fetch.max_rows = config.limits.max_rows();
+    fetch.max_rows = config.limits.max_rows_and_drafts();
     if (config.open_tables) fetch.open = [open = config.open_tables, r] { return open(r); };
     const bool blocks = config.detached && config.open_tables;
     out.engram_fetches.push_back(

@@ -91,6 +91,15 @@ void admit(self_pointer self, turn_admit& turn) {
   pump(self);
 }
 
+void count_drafts(counters& n, const step_result& result) {
+  for (const auto& r : result.results) {
+    if (r.n_drafts == 0) continue;
+    ++n.draft_rounds;
+    for (size_t j = 0; j < n.drafts_at.size() && j < static_cast<size_t>(r.n_drafts); ++j) ++n.drafts_at[j];
+    for (size_t j = 0; j < n.drafts_at.size() && j < static_cast<size_t>(r.n_accepted); ++j) ++n.accepted_drafts_at[j];
+  }
+}
+
 void take_result(self_pointer self, step_result& result) {
   auto& s = self->state;
   if (result.epoch != s.epoch) {
@@ -102,6 +111,7 @@ void take_result(self_pointer self, step_result& result) {
   const auto now = self->clock().now();
   s.numbers->last_step_us = microseconds(now);
   s.numbers->step_sent_us = 0;
+  count_drafts(*s.numbers, result);
   std::vector<accepted_tokens> accepted;
   accepted.reserve(result.results.size());
   s.policy.accept(std::move(result), now, accepted);
@@ -176,6 +186,7 @@ scheduler_actor::behavior_type behave(self_pointer self, batch_limits limits, fa
         state.numbers->step_sent_us = 0;
         pump(self);
       },
+      [=](const draft_limit& d) { self->state.policy.set_max_drafts(d.n_tokens); },
       [=](const drain_begin& d) { return drain(self, d); },
       [=](status_atom) { return status(self); },
   };

@@ -53,6 +53,9 @@ struct settings {
   // engine
   std::string prefill = "exact"; // exact | tail
   int64_t tail_tokens = 128;
+  std::string spec = "dspark";          // dspark | none
+  int32_t draft_tokens = 16;            // verified in one step and sequence at most; the model's block is the limit
+  std::string draft_depth = "adaptive"; // adaptive | fixed
   int64_t engram_cache_bytes = int64_t{64} << 20; // tables up to this size are held in RAM
 
   // null backend: operators' own load tests

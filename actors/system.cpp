@@ -29,6 +29,7 @@ constexpr auto stop_deadline = std::chrono::seconds(5);
 constexpr auto answer_deadline = std::chrono::seconds(5);
 constexpr int64_t host_activation_bytes = 4; // the host backend computes in f32
 constexpr int32_t n_prepare_threads = 2;
+constexpr int64_t draft_trial_tokens = 12; // for each depth: three trial rounds that accept up to four tokens
 // `--backend null` says this, over and over.
 constexpr std::string_view null_text =
     "The troupe rehearses this line so that you can measure how fast it is carried. ";
@@ -94,6 +95,7 @@ struct runtime::impl {
   }
 
   bool is_null() const { return parts.config.backend == "null"; }
+  bool drafts() const { return !is_null() && parts.info.has_draft && parts.config.spec == "dspark"; }
   int32_t n_ranks() const { return is_null() ? 1 : parts.config.ranks; }
   batch_limits plan_limits() const;
   ring_config plan_ring(const batch_limits&);
@@ -124,6 +126,7 @@ batch_limits runtime::impl::plan_limits() const {
   limits.max_gap_ms = c.max_gap_ms;
   limits.block_tokens = parts.info.block_tokens;
   limits.eos = parts.info.eos;
+  if (drafts()) limits.drafts = {parts.info.draft_block, c.draft_tokens, c.draft_depth == "adaptive"};
   const int64_t of_context = (context + limits.block_tokens - 1) / limits.block_tokens;
   const int64_t room = (c.kv_memory_bytes - bytes.per_slot * c.max_running) / std::max<int64_t>(bytes.per_block, 1);
   limits.n_blocks = std::min(room, of_context * c.max_running); // more could never be used
@@ -148,10 +151,10 @@ rank_parts runtime::impl::make_rank(int32_t rank, const batch_limits& limits) {
   o.folder = folder;
   o.max_sequences = limits.max_running;
   o.n_blocks = limits.n_blocks;
-  o.max_rows = limits.max_rows();
+  o.max_rows = limits.max_rows_and_drafts();
   o.prefill = c.prefill == "tail" ? prefill_mode::tail : prefill_mode::exact;
   o.tail_tokens = c.tail_tokens;
-  o.load_draft = false; // the serving loop does not draft
+  o.load_draft = drafts();
   o.load_vision = parts.info.has_vision;
   p.weights = load_model(*p.device, o, [this, rank](const char*, double part) {
     loaded[static_cast<size_t>(rank)] = part;
@@ -169,7 +172,7 @@ kv_cache_config runtime::impl::plan_prefix_cache() const {
   prefix.snapshot_bytes = bytes.per_snapshot;
   prefix.snapshot_memory_bytes = c.snapshot_memory_bytes;
   prefix.snapshot_interval = c.snapshot_interval;
-  prefix.snapshot_slack = bytes.snapshot_slack;
+  prefix.snapshot_slack = drafts() ? bytes.draft_slack : bytes.snapshot_slack;
   prefix.tail_tokens = c.prefill == "tail" ? c.tail_tokens : -1;
   prefix.fingerprint = make_fingerprint(folder, c);
   return prefix;
@@ -217,7 +220,11 @@ void runtime::impl::load_parts() {
 void runtime::impl::warm_up(const batch_limits& limits) {
   const auto n = std::min<int64_t>({limits.chunk_tokens, limits.block_tokens + 1, parts.max_context - 2});
   const std::vector<int32_t> prompt(static_cast<size_t>(std::max<int64_t>(n, 1)), parts.info.bos);
-  run_warm_up(engine, prompt, warm_up_deadline);
+  int64_t n_tokens = 2; // a prefill and a decode
+  if (limits.drafts.is_adaptive && limits.drafts.max_drafts > 0)
+    n_tokens = draft_trial_tokens * (limits.drafts.block + 1);
+  n_tokens = std::clamp<int64_t>(parts.max_context - n, 1, n_tokens);
+  run_warm_up(engine, prompt, warm_up_deadline, n_tokens);
   numbers->forget_traffic();
 }
 

@@ -15,6 +15,7 @@ namespace troupe {
 // Counts of one turn (all choices together), api.md 2.3.
 struct turn_usage {
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0, reasoning_tokens = 0;
+  int64_t accepted_drafts = 0, rejected_drafts = 0; // guesses that became output, and the others that were verified
 };
 
 enum class finish_cause : uint8_t { stop, length, tool_calls };

@@ -34,7 +34,8 @@ private:
 
 } // namespace
 
-void run_warm_up(const ring& engine, const std::vector<int32_t>& prompt, std::chrono::seconds deadline) {
+void run_warm_up(const ring& engine, const std::vector<int32_t>& prompt, std::chrono::seconds deadline,
+                 int64_t n_tokens) {
   constexpr turn_id turn{0}; // turns of clients start at 1
   constexpr sequence_id sequence{0};
   auto sink = std::make_shared<waiting_sink>(); // lent like any sink
@@ -49,7 +50,7 @@ void run_warm_up(const ring& engine, const std::vector<int32_t>& prompt, std::ch
   s.turn = turn;
   s.id = sequence;
   s.prompt = prompt;
-  s.max_tokens = 2; // a prefill and a decode
+  s.max_tokens = n_tokens;
   s.sampling.temperature = 0;
   s.sampling.ignore_eos = true;
   caf::anon_send(engine.fan_out, std::move(open));

@@ -9,7 +9,8 @@
 
 namespace troupe {
 
-// Blocks until two tokens came back. Throws std::runtime_error saying what failed or that the deadline passed.
-void run_warm_up(const ring&, const std::vector<int32_t>& prompt, std::chrono::seconds deadline);
+// Blocks until `n_tokens` came back; more than two measure what steps with drafts cost. Throws std::runtime_error
+// saying what failed or that the deadline passed.
+void run_warm_up(const ring&, const std::vector<int32_t>& prompt, std::chrono::seconds deadline, int64_t n_tokens = 2);
 
 } // namespace troupe

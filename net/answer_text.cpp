@@ -66,6 +66,12 @@ void append_usage(std::string& out, const turn_usage& u) {
   append_integer(out, u.cached_tokens);
   out += "},\"completion_tokens_details\":{\"reasoning_tokens\":";
   append_integer(out, u.reasoning_tokens);
+  if (u.accepted_drafts + u.rejected_drafts > 0) { // absent, not zero, where nothing was drafted
+    out += ",\"accepted_prediction_tokens\":";
+    append_integer(out, u.accepted_drafts);
+    out += ",\"rejected_prediction_tokens\":";
+    append_integer(out, u.rejected_drafts);
+  }
   out += "},\"prompt_cache_hit_tokens\":";
   append_integer(out, u.cached_tokens);
   out += ",\"prompt_cache_miss_tokens\":";

@@ -59,6 +59,21 @@ private:
   std::vector<MetricFamily> families_;
 };
 
+void add_drafts(family_list& out, const counters& n) {
+  double drafted = 0, accepted = 0;
+  for (const auto& d : n.drafts_at) drafted += static_cast<double>(d);
+  for (const auto& a : n.accepted_drafts_at) accepted += static_cast<double>(a);
+  out.counter("vllm:spec_decode_num_drafts_total", "Runs of drafts verified.", static_cast<double>(n.draft_rounds));
+  out.counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens verified.", drafted);
+  out.counter("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens found right.", accepted);
+  for (size_t j = 0; j < counters::n_draft_places && n.drafts_at[j] > 0; ++j)
+    out.counter("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Draft tokens found right, by place in the run.",
+                static_cast<double>(n.accepted_drafts_at[j]), {{"position", std::to_string(j)}});
+  for (size_t j = 0; j < counters::n_draft_places && n.drafts_at[j] > 0; ++j)
+    out.counter("troupe_draft_tokens_per_pos_total", "Draft tokens verified, by place in the run.",
+                static_cast<double>(n.drafts_at[j]), {{"position", std::to_string(j)}});
+}
+
 void add_engine(family_list& out, const counters& n, int64_t block_tokens) {
   out.gauge("vllm:num_requests_running", "Sequences in the running steps.", static_cast<double>(n.running));
   out.gauge("vllm:num_requests_waiting", "Turns waiting for a place.", static_cast<double>(n.waiting));
@@ -76,6 +91,7 @@ void add_engine(family_list& out, const counters& n, int64_t block_tokens) {
   out.counter("vllm:generation_tokens_total", "Tokens generated.", static_cast<double>(n.generated_tokens));
   out.counter("vllm:prompt_tokens_cached_total", "Prompt tokens taken from the prefix cache.",
               static_cast<double>(n.cached_tokens));
+  add_drafts(out, n);
   const char* ends = "Turns by how they ended.";
   out.counter("vllm:request_success_total", ends, static_cast<double>(n.ended_stop), {{"finished_reason", "stop"}});
   out.counter("vllm:request_success_total", ends, static_cast<double>(n.ended_length), {{"finished_reason", "length"}});

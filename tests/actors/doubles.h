@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -20,10 +21,13 @@ struct script {
   std::vector<int32_t> answer; // ids after any prompt, then the end token
   int64_t nan_at = -1;         // logits of this generated token are NaN
   bool throws = false;
+  int32_t draft_block = 0; // 0: no drafter
+  int32_t wrong_every = 0; // every so many generated tokens the draft is wrong; 0: never
   struct row {
     int32_t slot = 0;
     int64_t start = 0, n_tokens = 0, n_images = 0;
     bool samples = false;
+    int32_t n_logits = 0;
   };
   std::vector<std::vector<row>> steps; // one entry a forward
   std::vector<int64_t> image_bytes;
@@ -35,6 +39,7 @@ public:
   scripted_model(std::shared_ptr<script> s, int32_t vocabulary) : script_(std::move(s)) {
     info_.vocabulary = vocabulary;
     info_.block_tokens = 8;
+    info_.draft_block = script_->draft_block;
   }
   const model_info& info() const override { return info_; }
   std::span<const float> forward(std::span<const sequence_rows> rows, std::span<const std::byte> records) override {
@@ -45,20 +50,32 @@ public:
     for (const auto& r : rows) {
       const auto n = static_cast<int64_t>(r.tokens.size());
       n_rows += n;
-      step.push_back({r.slot, r.start, n, static_cast<int64_t>(r.images.size()), r.n_logits > 0});
+      step.push_back({r.slot, r.start, n, static_cast<int64_t>(r.images.size()), r.n_logits > 0, r.n_logits});
       if (static_cast<int64_t>(r.blocks.size()) * info_.block_tokens < r.start + n)
         throw std::runtime_error("the block table does not cover the rows");
-      if (r.n_logits == 0) continue;
-      const int64_t at = r.start + n - r.n_prompt; // generated before this one
-      const bool is_over = at >= static_cast<int64_t>(script_->answer.size());
-      const int32_t id = is_over ? 1 : script_->answer[static_cast<size_t>(at)];
-      logits_.resize(logits_.size() + static_cast<size_t>(info_.vocabulary), 0.0F);
-      auto* row = logits_.data() + logits_.size() - info_.vocabulary;
-      row[id] = 10;
-      if (at == script_->nan_at) row[3] = NAN;
+      n_prompt_[r.slot] = r.n_prompt;
+      for (int32_t i = r.n_logits; i-- > 0;) {
+        const int64_t at = r.start + n - i - r.n_prompt; // generated before this one
+        logits_.resize(logits_.size() + static_cast<size_t>(info_.vocabulary), 0.0F);
+        auto* row = logits_.data() + logits_.size() - info_.vocabulary;
+        row[answer_at(at)] = 10;
+        if (at == script_->nan_at) row[3] = NAN;
+      }
     }
     if (static_cast<int64_t>(records.size()) != n_rows) throw std::runtime_error("records and rows differ");
     return logits_;
+  }
+  bool can_draft() const override { return info_.draft_block > 0; }
+  draft_tokens draft_next(std::span<const draft_request> requests) override {
+    draft_tokens out;
+    for (const auto& r : requests)
+      for (int32_t j = 0; j < info_.draft_block; ++j) {
+        const int64_t at = r.position + 1 + j - n_prompt_.at(r.slot);
+        const bool is_wrong = script_->wrong_every > 0 && at % script_->wrong_every == script_->wrong_every - 1;
+        out.ids.push_back(is_wrong ? 7 : answer_at(at));
+        out.confidence.push_back(is_wrong ? 0.1F : 0.9F);
+      }
+    return out;
   }
   int32_t encode_image(const planned_image& image) override {
     script_->image_bytes.push_back(static_cast<int64_t>(image.rgb.size()));
@@ -67,7 +84,11 @@ public:
   void drop_image(int32_t) override { ++script_->n_dropped; }
 
 private:
+  int32_t answer_at(int64_t at) const {
+    return at < static_cast<int64_t>(script_->answer.size()) ? script_->answer[static_cast<size_t>(at)] : 1;
+  }
   std::shared_ptr<script> script_;
+  std::map<int32_t, int64_t> n_prompt_; // of a slot's sequence
   model_info info_;
   std::vector<float> logits_;
 };

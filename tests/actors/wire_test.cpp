@@ -80,23 +80,28 @@ TEST_CASE_FIXTURE(wire_world, "wire: a step on its way round the ring") {
   cached.dropped = {snapshot_id{7}, snapshot_id{8}};
   CHECK(round_trip(cached).dropped == cached.dropped);
   CHECK(round_trip(cached).cached.at(0).seen == std::vector<int32_t>{3});
-  step_result result{4, 9, {}, 123};
-  result.results.push_back({sequence_id{5}, {{7, -0.5F, {{8, -0.25F}}}}, 6, "f", 503});
+  step_result result{4, 9, {}, 123, 45};
+  result.results.push_back({sequence_id{5}, {{7, -0.5F, {{8, -0.25F}}}}, 6, "f", 503, 70, 3, 2, {1, 2}, {0.5F, 0.25F}});
   const auto back = round_trip(result);
   CHECK(back.results.at(0).tokens.at(0).best.at(0).logprob == -0.25F);
   CHECK(back.results.at(0).status == 503);
+  CHECK(back.results.at(0).n_accepted == 2);
+  CHECK(back.results.at(0).next_drafts == std::vector<int32_t>{1, 2});
+  CHECK(back.results.at(0).confidence.at(1) == 0.25F);
+  CHECK(back.draft_us == 45);
 }
 
 TEST_CASE_FIXTURE(wire_world, "wire: tokens, ends and side inputs") {
   tokens_accepted t{3, {}};
-  t.sequences.push_back({sequence_id{1}, {{5, 0, {}}}, 2, 3, end_cause::length, "x", 400});
+  t.sequences.push_back({sequence_id{1}, {{5, 0, {}}}, 2, 3, end_cause::length, "x", 400, 5, 4});
   CHECK(round_trip(t).sequences.at(0).end == end_cause::length);
   round_trip(turn_stopped{sequence_id{1}});
   round_trip(stream_paused{turn_id{1}});
   round_trip(stream_resumed{turn_id{1}});
   round_trip(client_gone{turn_id{1}});
   CHECK(round_trip(turn_failed{turn_id{1}, {408, "t", "m", "", 0}}).why.status == 408);
-  CHECK(round_trip(turn_ended{turn_id{1}, {1, 2, 3, 4}, "stop", 5, 6, 7}).usage.reasoning_tokens == 4);
+  CHECK(round_trip(turn_ended{turn_id{1}, {1, 2, 3, 4, 5, 6}, "stop", 5, 6, 7}).usage.rejected_drafts == 6);
+  CHECK(round_trip(draft_limit{3}).n_tokens == 3);
   CHECK(round_trip(drain_begin{true, "w"}).why == "w");
   CHECK(round_trip(wiring{6, nullptr}).epoch == 6);
   scheduler_status s;
