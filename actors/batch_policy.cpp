@@ -52,7 +52,8 @@ api_error batch_policy::queue_full(int32_t rank, time now) const {
 }
 
 std::optional<api_error> batch_policy::admit(turn_admit admit, time now) {
-  if (draining_) return refusal(503, "ServiceUnavailableError", "The server is stopping.", drain_retry_s);
+  if (draining_ && !admit.is_resumed)
+    return refusal(503, "ServiceUnavailableError", "The server is stopping.", drain_retry_s);
   int64_t n_blocks = 0;
   for (const auto& s : admit.sequences) {
     TROUPE_CHECK(!s.prompt.empty() && s.max_tokens > 0, "request and prepare refuse an empty prompt or no tokens");
@@ -72,7 +73,7 @@ std::optional<api_error> batch_policy::admit(turn_admit admit, time now) {
                        std::to_string(limits_.n_blocks * limits_.block_tokens) +
                        ". Please reduce the length of the input prompt or the number of requested output tokens.");
   const int32_t rank = class_of(admit.sequences.front().priority);
-  if (n_waiting() >= limits_.max_queue) return queue_full(rank, now);
+  if (n_waiting() >= limits_.max_queue && !admit.is_resumed) return queue_full(rank, now);
 
   turn t;
   t.id = admit.turn;
@@ -83,6 +84,9 @@ std::optional<api_error> batch_policy::admit(turn_admit admit, time now) {
     auto& s = t.sequences.emplace_back();
     s.n_most = static_cast<int64_t>(what.prompt.size()) + what.max_tokens;
     s.what = std::move(what);
+    s.generated = std::exchange(s.what.generated, {});
+    s.n_generated = s.n_resumed = static_cast<int64_t>(s.generated.size());
+    s.what.prompt.insert(s.what.prompt.end(), s.generated.begin(), s.generated.end());
   }
   const auto at = waiting_.push(std::move(t));
   by_turn_.emplace(at->id, at);
@@ -135,6 +139,13 @@ void batch_policy::stop(sequence_id id) {
 
 void batch_policy::set_paused(turn_id id, bool paused) {
   if (const auto found = by_turn_.find(id); found != by_turn_.end()) found->second->paused = paused;
+}
+
+std::vector<sequence_id> batch_policy::with_images() const {
+  std::vector<sequence_id> out;
+  for (const auto& [id, place] : by_sequence_)
+    if (!place.first->sequences[place.second].what.images.empty()) out.push_back(id);
+  return out;
 }
 
 int64_t batch_policy::n_paused() const {

@@ -55,6 +55,7 @@ public:
   int64_t n_blocks_reserved() const { return n_reserved_; }
   bool is_idle() const { return running_.empty() && waiting_.empty(); }
   bool is_draining() const { return draining_; }
+  std::vector<sequence_id> with_images() const; // live sequences that have any, waiting ones too
   // Ended sequences by end_cause; `none`: cancelled or stopped by fan_out.
   const std::array<int64_t, 5>& n_ended() const { return n_ended_; }
 

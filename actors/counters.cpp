@@ -40,6 +40,7 @@ const char* name(phase p) {
   case phase::weights: return "weights";
   case phase::warm_up: return "warm-up";
   case phase::ready: return "ready";
+  case phase::restarting: return "restarting";
   case phase::draining: return "draining";
   case phase::failed: return "failed";
   }

@@ -32,7 +32,7 @@ std::span<const double> itl_bounds();
 std::span<const double> latency_bounds();
 std::span<const double> size_bounds(); // 1-2-5 up to 1,048,576
 
-enum class phase : uint8_t { starting, weights, warm_up, ready, draining, failed };
+enum class phase : uint8_t { starting, weights, warm_up, ready, restarting, draining, failed };
 const char* name(phase);
 
 struct counters {
@@ -55,8 +55,8 @@ struct counters {
   std::atomic<int64_t> engram_rows{0}, engram_bytes{0};
   // fan_out
   std::atomic<int64_t> parse_errors{0}, stray_markers{0}, sink_full{0}, sink_closed{0};
-  // ring: what an older epoch sent
-  std::atomic<int64_t> dropped_messages{0};
+  // ring: what an older epoch sent; restarts of its actors, and turns that went on behind one
+  std::atomic<int64_t> dropped_messages{0}, restarts{0}, resumed_turns{0};
   histogram ttft{ttft_bounds()}, inter_token{itl_bounds()}, e2e{latency_bounds()}, queue_time{latency_bounds()},
       prefill_time{latency_bounds()}, decode_time{latency_bounds()}, prompt_size{size_bounds()},
       generation_size{size_bounds()}, iteration_tokens{size_bounds()};

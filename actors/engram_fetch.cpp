@@ -6,6 +6,7 @@
 
 #include <caf/all.hpp>
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace troupe {
@@ -14,74 +15,144 @@ namespace {
 
 struct fetch_state {
   static inline const char* name = "engram_fetch";
+  engram_fetch_config config;
+  std::shared_ptr<staging_buffer> records; // lent to the rank too
+  std::shared_ptr<counters> numbers;
   std::unique_ptr<table_reader> tables;
   std::vector<sequence_rows> rows;
   std::unordered_map<sequence_id, std::vector<image_span>> images; // of those that have any: their rows are dead
+  std::unordered_map<sequence_id, sequence_tail> tails; // of those that an actor before this one has read for
   uint64_t epoch = 0, last_step = 0;
 };
 
-void follow_images(fetch_state& s, const step_plan& plan) {
-  for (const auto& e : plan.ended) s.images.erase(e.id);
-  for (const auto& start : plan.started)
-    for (const auto& i : start.images) s.images[start.id].push_back({i.start, i.grid_h, i.grid_w, i.image});
+void open_tables(fetch_state& s) {
+  if (s.config.open) s.tables = s.config.open();
+  if (s.tables && s.records->record_bytes() == 0)
+    s.records->resize(s.tables->record_bytes_per_token(), s.config.max_rows);
 }
 
-// Returns why the rows could not be read, empty when they are in the staging slot.
-std::string read_rows(fetch_state& s, const step_placed& placed, staging_buffer& records, int32_t slot,
-                      counters& numbers) {
-  const step_plan& plan = placed.plan;
-  if (records.record_bytes() == 0 || plan.rows.empty()) return {};
+void follow_images(fetch_state& s, sequence_id id, std::span<const image_place> images) {
+  s.images.erase(id);
+  for (const auto& i : images) s.images[id].push_back({i.start, i.grid_h, i.grid_w, i.image});
+}
+
+// The tokens of a tail that lie before `start`; what a step had fed and takes back again is left out.
+std::span<const int32_t> before(const sequence_tail& tail, int64_t start) {
+  const int64_t n = static_cast<int64_t>(tail.tokens.size()) - (tail.end - start);
+  return std::span(tail.tokens).first(static_cast<size_t>(std::clamp<int64_t>(n, 0, tail.tokens.size())));
+}
+
+// What could not be read, by sequence; the other sequences' rows are in the staging slot, each in its place.
+std::vector<sequence_failure> read_each(fetch_state& s, const step_plan& plan, std::span<std::byte> to) {
+  std::vector<sequence_failure> failures;
+  size_t at = 0;
+  for (size_t i = 0; i < s.rows.size(); ++i) {
+    const size_t n = s.rows[i].tokens.size() * static_cast<size_t>(s.records->record_bytes());
+    try {
+      s.tables->read(std::span(s.rows).subspan(i, 1), to.subspan(at, n));
+    } catch (const std::exception& e) {
+      spdlog::error("engram_fetch: {}", e.what());
+      failures.push_back({plan.rows[i].id, e.what(), 503});
+    }
+    at += n;
+  }
+  return failures;
+}
+
+std::vector<sequence_failure> fail_all(const step_plan& plan, const std::string& why) {
+  std::vector<sequence_failure> failures;
+  for (const auto& r : plan.rows) failures.push_back({r.id, why, 503});
+  return failures;
+}
+
+int64_t lay_out_rows(fetch_state& s, const step_placed& placed) {
   s.rows.clear();
   int64_t n_rows = 0;
-  for (const auto& r : plan.rows) {
+  for (const auto& r : placed.plan.rows) {
     auto& row = s.rows.emplace_back();
     row.slot = r.slot;
     row.start = r.start;
     row.tokens = r.tokens;
     if (const auto images = s.images.find(r.id); images != s.images.end()) row.images = images->second;
+    if (const auto tail = s.tails.find(r.id); tail != s.tails.end()) row.before = before(tail->second, r.start);
     for (const auto& c : placed.cached)
       if (c.id == r.id) row.before = c.before;
     n_rows += static_cast<int64_t>(r.tokens.size());
   }
-  try {
-    s.tables->read(s.rows, records.slot(slot, n_rows));
-  } catch (const std::exception& e) {
-    spdlog::error("engram_fetch: {}", e.what());
-    return e.what();
+  return n_rows;
+}
+
+std::vector<sequence_failure> read_rows(fetch_state& s, const step_placed& placed, int32_t slot) {
+  const step_plan& plan = placed.plan;
+  if (plan.rows.empty()) return {};
+  if (!s.tables && s.config.open) { // they could not be opened when this actor began
+    try {
+      open_tables(s);
+    } catch (const std::exception& e) {
+      spdlog::error("engram_fetch: {}", e.what());
+      return fail_all(plan, e.what());
+    }
   }
-  numbers.engram_rows += n_rows;
-  numbers.engram_bytes += n_rows * records.record_bytes();
-  return {};
+  if (!s.tables || s.records->record_bytes() == 0) return {};
+  const int64_t n_rows = lay_out_rows(s, placed);
+  const auto to = s.records->slot(slot, n_rows);
+  s.numbers->engram_rows += n_rows;
+  s.numbers->engram_bytes += n_rows * s.records->record_bytes();
+  std::vector<sequence_failure> failures;
+  try {
+    s.tables->read(s.rows, to);
+  } catch (const std::exception&) { failures = read_each(s, plan, to); }
+  if (!s.tails.empty())
+    for (const auto& r : plan.rows) s.tails.erase(r.id);
+  return failures;
 }
 
 engram_fetch_actor::behavior_type behave(engram_fetch_actor::stateful_pointer<fetch_state> self,
                                          engram_fetch_config config, std::shared_ptr<staging_buffer> records,
                                          rank_actor next, std::shared_ptr<counters> numbers) {
   guard(self);
+  self->state.config = std::move(config);
+  self->state.records = std::move(records);
+  self->state.numbers = std::move(numbers);
   return {
       [=](step_placed& placed) {
         auto& s = self->state;
         if (placed.plan.epoch != s.epoch) {
-          ++numbers->dropped_messages;
+          ++s.numbers->dropped_messages;
           return;
         }
         TROUPE_CHECK(placed.plan.step == ++s.last_step, "steps arrive in order, none is lost");
         step_ready ready;
-        ready.staging = static_cast<int32_t>(s.last_step % staging_buffer::n_slots);
-        follow_images(s, placed.plan);
-        ready.failure = read_rows(s, placed, *records, ready.staging, *numbers);
+        ready.staging = s.records->take_slot();
+        for (const auto& e : placed.plan.ended) {
+          s.images.erase(e.id);
+          s.tails.erase(e.id);
+        }
+        for (const auto& start : placed.plan.started) follow_images(s, start.id, start.images);
+        ready.failures = read_rows(s, placed, ready.staging);
         ready.placed = std::move(placed);
         self->send(next, std::move(ready));
       },
       [=](const wiring& w) {
-        self->state.epoch = w.epoch;
-        self->state.last_step = 0;
-        self->state.images.clear();
+        auto& s = self->state;
+        s.epoch = w.epoch;
+        s.last_step = 0;
+        s.images.clear();
+        s.tails.clear();
+        self->send(next, w); // behind every step of older epochs
+      },
+      [=](const fetch_resumed& f) {
+        auto& s = self->state;
+        s.epoch = f.epoch;
+        s.last_step = f.step;
+        for (const auto& q : f.sequences) {
+          follow_images(s, q.id, q.images);
+          s.tails[q.id] = q;
+        }
       },
       [=](load_atom) -> caf::result<bool> {
         try {
-          if (config.open) self->state.tables = config.open();
-          if (self->state.tables) records->resize(self->state.tables->record_bytes_per_token(), config.max_rows);
+          open_tables(self->state);
           return true;
         } catch (const std::exception& e) { return broken(e.what()); }
       },

@@ -14,9 +14,10 @@
 
 namespace troupe {
 
-// load_atom: opens the tables on its own thread; an error says what failed.
-using engram_fetch_actor =
-    caf::typed_actor<caf::reacts_to<step_placed>, caf::reacts_to<wiring>, caf::replies_to<load_atom>::with<bool>>;
+// load_atom: opens the tables on its own thread; an error says what failed. Steps that come all the same are handed on
+// with their sequences failed, and the tables are tried again.
+using engram_fetch_actor = caf::typed_actor<caf::reacts_to<step_placed>, caf::reacts_to<wiring>,
+                                            caf::reacts_to<fetch_resumed>, caf::replies_to<load_atom>::with<bool>>;
 
 struct engram_fetch_config {
   std::function<std::unique_ptr<table_reader>()> open; // null reader: the family has no side tables

@@ -2,6 +2,7 @@
 #include "actors/fan_out.h"
 
 #include "actors/guard.h"
+#include "actors/journal.h"
 #include "actors/request.h"
 #include "actors/scheduler.h"
 #include "actors/turn_table.h"
@@ -21,14 +22,20 @@ struct fan_out_state {
   std::optional<turn_table> turns;
   std::unordered_map<turn_id, request_actor> askers;
   scheduler_actor scheduler;
+  journal_actor journal;
+  uint64_t epoch = 0;
   turn_table::outcome out; // kept for its memory
 };
 using self_pointer = fan_out_actor::stateful_pointer<fan_out_state>;
+constexpr std::string_view resume_note = "the engine was restarted, the answer goes on";
 
 void tell(self_pointer self) {
   auto& s = self->state;
   auto& out = s.out;
-  for (const auto id : out.stopped) self->send(s.scheduler, turn_stopped{id});
+  for (const auto id : out.stopped) {
+    self->send(s.journal, turn_stopped{id});
+    self->send(s.scheduler, turn_stopped{id});
+  }
   for (const auto id : out.paused) self->send(s.scheduler, stream_paused{id});
   for (const auto id : out.closed)
     if (const auto asker = s.askers.find(id); asker != s.askers.end()) self->send(asker->second, client_gone{id});
@@ -50,16 +57,6 @@ fan_out_actor::behavior_type behave(self_pointer self, std::shared_ptr<const tex
   guard(self);
   self->state.numbers = numbers;
   self->state.turns.emplace(std::move(text), *numbers);
-  self->set_down_handler([=](const caf::down_msg& down) { // a request that ended in order is not among the askers
-    auto& s = self->state;
-    for (const auto& [id, asker] : s.askers) {
-      if (asker.address() != down.source) continue;
-      self->send(s.scheduler, client_gone{id});
-      s.turns->gone(id, self->clock().now(), s.out);
-      break;
-    }
-    tell(self);
-  });
   return {
       [=](turn_open& open) {
         auto& s = self->state;
@@ -68,17 +65,30 @@ fan_out_actor::behavior_type behave(self_pointer self, std::shared_ptr<const tex
           spdlog::error("fan_out: turn {} is open already", static_cast<uint64_t>(id));
           return;
         }
-        if (auto asker = caf::actor_cast<request_actor>(self->current_sender())) {
-          self->monitor(asker);
-          s.askers[id] = std::move(asker);
-        }
+        if (auto asker = caf::actor_cast<request_actor>(self->current_sender())) s.askers[id] = std::move(asker);
+      },
+      [=](turn_replayed& r) {
+        auto& s = self->state;
+        const auto id = r.open.turn;
+        if (auto asker = caf::actor_cast<request_actor>(self->current_sender())) s.askers[id] = std::move(asker);
+        s.turns->replay(std::move(r), self->clock().now(), s.out);
+        s.turns->note(id, resume_note);
+        tell(self);
       },
       [=](const turn_queued& q) {
-        self->state.turns->queued(q.turn, self->state.out);
+        auto& s = self->state;
+        s.turns->queued(q.turn, s.out);
+        if (s.turns->is_paused(q.turn)) self->send(s.scheduler, stream_paused{q.turn}); // a new one does not know
         tell(self);
       },
       [=](tokens_accepted& step) {
-        self->state.turns->accept(std::move(step), self->clock().now(), self->state.out);
+        auto& s = self->state;
+        if (step.epoch != s.epoch) {
+          ++s.numbers->dropped_messages;
+          return;
+        }
+        self->send(s.journal, step);
+        s.turns->accept(std::move(step), self->clock().now(), s.out);
         tell(self);
       },
       [=](const client_gone& gone) {
@@ -93,7 +103,14 @@ fan_out_actor::behavior_type behave(self_pointer self, std::shared_ptr<const tex
         self->state.turns->resumed(r.turn);
         self->send(self->state.scheduler, r);
       },
-      [=](const wiring& w) { self->state.scheduler = caf::actor_cast<scheduler_actor>(w.next); },
+      [=](const wiring& w) {
+        auto& s = self->state;
+        s.scheduler = caf::actor_cast<scheduler_actor>(w.scheduler);
+        s.journal = caf::actor_cast<journal_actor>(w.journal);
+        if (s.epoch != 0) s.turns->note_all(resume_note);
+        s.epoch = w.epoch;
+        self->send(s.journal, epoch_begun{w.epoch}); // behind every token of older epochs
+      },
       [=](const drain_begin& d) {
         if (d.now) {
           const std::string why = d.why.empty() ? "server stopping" : d.why;

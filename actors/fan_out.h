@@ -12,11 +12,12 @@
 namespace troupe {
 
 // stream_resumed comes from the sink's owner and goes on to the scheduler. drain_begin: answered when all that was sent
-// before it has reached the sinks; with `now` every open turn fails first. wiring.next: the scheduler.
+// before it has reached the sinks; with `now` every open turn fails first. The sender of turn_open is its request,
+// which is told how the turn ended. tokens_accepted go to the journal before any of it goes to a sink.
 using fan_out_actor =
-    caf::typed_actor<caf::reacts_to<turn_open>, caf::reacts_to<turn_queued>, caf::reacts_to<tokens_accepted>,
-                     caf::reacts_to<client_gone>, caf::reacts_to<turn_failed>, caf::reacts_to<stream_resumed>,
-                     caf::reacts_to<wiring>, caf::replies_to<drain_begin>::with<bool>>;
+    caf::typed_actor<caf::reacts_to<turn_open>, caf::reacts_to<turn_replayed>, caf::reacts_to<turn_queued>,
+                     caf::reacts_to<tokens_accepted>, caf::reacts_to<client_gone>, caf::reacts_to<turn_failed>,
+                     caf::reacts_to<stream_resumed>, caf::reacts_to<wiring>, caf::replies_to<drain_begin>::with<bool>>;
 
 fan_out_actor spawn_fan_out(caf::actor_system&, std::shared_ptr<const text_side>, std::shared_ptr<counters>);
 

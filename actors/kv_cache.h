@@ -13,11 +13,12 @@
 
 namespace troupe {
 
+// A wiring of a new epoch ends every sequence, and goes on to the engram_fetches behind all that was placed before. One
+// of the same epoch names a new engram_fetch: it is told where to go on, and gets the newest step again.
 // miss_question: for the console, between steps.
 using kv_cache_actor = caf::typed_actor<caf::reacts_to<step_plan>, caf::reacts_to<wiring>,
                                         caf::replies_to<miss_question>::with<miss_answer>>;
 
-kv_cache_actor spawn_kv_cache(caf::actor_system&, const kv_cache_config&, std::vector<engram_fetch_actor> next,
-                              std::shared_ptr<counters>);
+kv_cache_actor spawn_kv_cache(caf::actor_system&, const kv_cache_config&, std::shared_ptr<counters>);
 
 } // namespace troupe

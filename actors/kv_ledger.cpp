@@ -30,6 +30,7 @@ int64_t kv_ledger::late_floor(int64_t n_prompt) const {
 step_placed kv_ledger::place(step_plan&& plan) {
   step_placed placed;
   index_.unpin_all();
+  placed.saves_before = std::exchange(late_saves_, {});
   for (auto& [id, s] : sequences_) s.n_before = s.n_done;
   for (const auto& e : plan.ended) finish(e, placed);
   for (auto& s : plan.started) {
@@ -65,6 +66,31 @@ void kv_ledger::finish(const sequence_end& e, step_placed& placed) {
   sequences_.erase(found);
 }
 
+void kv_ledger::end_all() {
+  step_placed placed;
+  placed.saves_before = std::exchange(late_saves_, {}); // two restarts in a row
+  std::vector<sequence_end> all;
+  for (const auto& [id, s] : sequences_) all.push_back({id, s.start.slot, s.n_before});
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  for (const auto& e : all) finish(e, placed);
+  late_saves_ = std::move(placed.saves_before);
+}
+
+std::vector<sequence_tail> kv_ledger::in_flight() const {
+  std::vector<sequence_tail> out;
+  for (const auto& [id, s] : sequences_) out.push_back({id, s.start.images, s.recent, s.n_done});
+  return out;
+}
+
+// Invariant: `recent` ends at n_done, and holds what the side tables look back on from the start of the newest rows.
+void kv_ledger::remember(sequence& s, const planned_rows& r) {
+  const auto n_fed_again = std::clamp<int64_t>(s.n_done - r.start, 0, static_cast<int64_t>(s.recent.size()));
+  s.recent.resize(s.recent.size() - static_cast<size_t>(n_fed_again));
+  if (const auto n = static_cast<int64_t>(s.recent.size()); n > n_before)
+    s.recent.erase(s.recent.begin(), s.recent.end() - n_before);
+  s.recent.insert(s.recent.end(), r.tokens.begin(), r.tokens.end());
+}
+
 void kv_ledger::open(sequence_start&& start) {
   const auto id = start.id;
   TROUPE_CHECK(pool_.open(id), "a sequence starts once");
@@ -83,6 +109,7 @@ bool kv_ledger::place_rows(planned_rows& r, step_placed& placed) {
     cut(s, r);
     if (!take_blocks(s, r, {}, placed)) return false;
   }
+  remember(s, r);
   s.n_done = r.start + n_tokens(r);
   if (r.start >= s.start.n_prompt && index_.max_snapshots() > 0) {
     s.symbols.resize(static_cast<size_t>(r.start)); // what was rejected is fed again, perhaps with other tokens
@@ -114,6 +141,8 @@ bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed) {
   cached_prefix c{r.id, hit.n_tokens, hit.snapshot, {}, {}};
   const auto end = s.start.prompt.begin() + hit.n_tokens;
   c.before.assign(end - std::min(hit.n_tokens, n_before), end);
+  s.recent = c.before;
+  s.n_done = hit.n_tokens;
   if (s.start.sampling.repetition_penalty != 1) {
     c.seen.assign(s.start.prompt.begin(), end);
     std::sort(c.seen.begin(), c.seen.end());

@@ -31,6 +31,11 @@ public:
   // Precondition: steps come in order; the scheduler has reserved the blocks of all that is started.
   step_placed place(step_plan&&);
   miss_answer explain(const miss_question&) const;
+  // The scheduler was replaced: every sequence ends, as of before the last step, whose result nobody has. Their
+  // snapshots ride in the next placed step.
+  void end_all();
+  // What is in flight, for an engram_fetch that is new.
+  std::vector<sequence_tail> in_flight() const;
 
   const block_pool& pool() const { return pool_; }
   const prefix_index& index() const { return index_; }
@@ -46,6 +51,7 @@ private:
     int64_t n_kept = 0;          // full blocks given to the index
     int64_t floor = 0, fork = 0; // of the late layers' rows; where others left this prefix, 0: nowhere
     bool has_begun = false;
+    std::vector<int32_t> recent; // the last tokens fed: those of the newest step and a few before it
   };
 
   void finish(const sequence_end&, step_placed&);
@@ -55,6 +61,7 @@ private:
   bool take_blocks(sequence&, planned_rows&, const prefix_index::hit&, step_placed&);
   bool has_leader(const sequence&, int64_t n_found) const;
   void cut(const sequence&, planned_rows&) const;
+  static void remember(sequence&, const planned_rows&);
   void save_after(sequence&, const planned_rows&, step_placed&);
   bool is_wanted(const sequence&, int64_t n_tokens) const;
   int64_t first_wanted(const sequence&, int64_t above) const;
@@ -64,6 +71,7 @@ private:
   block_pool pool_;
   prefix_index index_;
   std::unordered_map<sequence_id, sequence> sequences_;
+  std::vector<snapshot_save> late_saves_; // of end_all
   int64_t n_asked_ = 0, n_found_ = 0;
 };
 

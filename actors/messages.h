@@ -1,6 +1,6 @@
 // Every message between actors, in the order of a request's path (style.md section 3), and their type ids.
 // Plain values: no pointer, no device address. The one exception is turn_open, which lends a turn_sink inside the
-// front.
+// front. File order: the path, then what goes beside it, then what a restart needs.
 #pragma once
 
 #include "actors/turn_sink.h"
@@ -50,7 +50,7 @@ struct chat_request {
   std::string cache_salt;
 };
 
-// request -> fan_out (front only): before the first token can come.
+// request -> journal -> fan_out (front only): before the first token can come.
 struct turn_open {
   turn_id turn{};
   struct sequence {
@@ -72,7 +72,7 @@ struct turn_open {
   std::string prompt_text;         // for sink->show_prompt; empty when not asked for
 };
 
-// Pixels of an image, in pieces of at most 1 MiB, before the step that needs them: request -> every rank.
+// Pixels of an image, in pieces of at most 1 MiB, before the step that needs them: request -> journal -> every rank.
 struct image_piece {
   std::vector<sequence_id> sequences; // who holds the image; dropped when all have ended
   int32_t image = 0;                  // index among the sequence's images
@@ -88,7 +88,7 @@ struct image_place {
   uint64_t hash = 0; // of its pixels
 };
 
-// 3. request -> scheduler.
+// 3. request -> journal -> scheduler.
 struct sequence_admit {
   turn_id turn{};
   sequence_id id{};
@@ -98,12 +98,30 @@ struct sequence_admit {
   int64_t max_tokens = 0; // generated tokens at most, >= 1
   sampling_params sampling;
   std::string cache_salt;
-  bool shares_prompt = false; // with an earlier choice of its turn: usage counts that prompt, and its hits, once
+  bool shares_prompt = false;     // with an earlier choice of its turn: usage counts that prompt, and its hits, once
+  std::vector<int32_t> generated; // what came after the prompt before a restart; empty for a new sequence
 };
 // Sequences of one turn are admitted together or not at all.
 struct turn_admit {
   turn_id turn{};
   std::vector<sequence_admit> sequences;
+  bool is_resumed = false; // it was let in before a restart: no limit refuses it now
+  uint64_t epoch = 0;      // as the journal knows it
+};
+// request -> journal (front only): both halves of a turn, recorded before they go on.
+struct turn_begin {
+  turn_open open;
+  turn_admit admit;
+};
+// journal -> request: send the pixels of the turn's images; request -> journal: they are on the way to the ranks.
+// `ranks`: which ones (see wiring). The turn is admitted when the newest ranks have been sent theirs.
+struct images_wanted {
+  turn_id turn{};
+  uint64_t ranks = 0;
+};
+struct images_sent {
+  turn_id turn{};
+  uint64_t ranks = 0;
 };
 // scheduler -> request and fan_out: admitted; fan_out opens the sink before the first token can come.
 struct turn_queued {
@@ -147,6 +165,10 @@ struct step_plan {
   std::vector<sequence_start> started;
   std::vector<planned_rows> rows;
   std::vector<sequence_end> ended; // their blocks, slots and images are free from this step on
+  // Once after a restart of the scheduler: every turn that goes on is admitted again, and of the images that ranks have
+  // from before it only those of `with_images` are still wanted.
+  bool ends_resume = false;
+  std::vector<sequence_id> with_images;
 };
 
 // 5. kv_cache -> engram_fetch[r], for every rank r.
@@ -179,11 +201,18 @@ struct step_placed {
   std::vector<snapshot_id> dropped;
 };
 
+// Why one sequence cannot go on; it does not touch the others of its step.
+struct sequence_failure {
+  sequence_id id{};
+  std::string why;
+  int32_t status = 500; // HTTP
+};
+
 // 6. engram_fetch[r] -> rank[r].
 struct step_ready {
   step_placed placed;
-  int32_t staging = 0; // slot of the lent staging buffer that holds the rows
-  std::string failure; // not empty: the rows could not be read; the step's sequences fail with it
+  int32_t staging = 0;                    // slot of the lent staging buffer that holds the rows
+  std::vector<sequence_failure> failures; // sequences whose rows could not be read; the others run
 };
 
 // 7. rank 0 -> scheduler.
@@ -216,27 +245,28 @@ struct accepted_tokens {
   int32_t status = 500;                 // HTTP status of the failure
   int32_t n_drafts = 0, n_accepted = 0; // verified in this step; tokens[0, n_accepted) were among them
 };
-struct tokens_accepted {
-  uint64_t step = 0;
+struct tokens_accepted { // and fan_out -> journal, before any of it goes to a sink
+  uint64_t epoch = 0, step = 0;
   std::vector<accepted_tokens> sequences;
 };
 
-// fan_out -> scheduler: a stop string matched or a tool block closed; fan_out has ended the sequence.
+// fan_out -> scheduler and journal: a stop string matched or a tool block closed; fan_out has ended the sequence.
 struct turn_stopped {
   sequence_id id{};
 };
-// fan_out -> scheduler: the sink of these sequences is full; or drained again.
+// fan_out -> scheduler: the sink of these sequences is full. Owner of the sink -> journal -> fan_out -> scheduler: it
+// is drained again.
 struct stream_paused {
   turn_id turn{};
 };
 struct stream_resumed {
   turn_id turn{};
 };
-// connection -> request -> scheduler and fan_out; fan_out -> request when a sink is closed.
+// connection -> request -> journal -> scheduler and fan_out; fan_out -> request when a sink is closed.
 struct client_gone {
   turn_id turn{};
 };
-// request -> fan_out: a deadline has passed; the turn ends with this error.
+// request -> journal -> fan_out: a deadline has passed; the turn ends with this error.
 struct turn_failed {
   turn_id turn{};
   api_error why;
@@ -248,12 +278,7 @@ struct turn_ended {
   std::string cause; // "stop", "length", "tool_calls", "abort", "error: .."; of the log line
   int64_t queue_us = 0, first_token_us = 0, decode_us = 0; // waiting, from turn_open to the first token, and after it
 };
-// system -> ring actors, before the first step of an epoch.
-struct wiring {
-  uint64_t epoch = 0;
-  caf::strong_actor_ptr next; // to the scheduler: the kv_cache; to rank 0: the scheduler
-};
-// system -> scheduler: admit nothing new; turns in flight finish.
+// system -> supervisor -> scheduler: admit nothing new; turns in flight finish.
 struct drain_begin {
   bool now = false; // true: end them too
   std::string why;  // what their clients read; empty: the server is stopping
@@ -280,6 +305,41 @@ struct miss_answer {
   int64_t n_tokens = 0, n_cached = 0;
   int64_t first_differing = 0; // position of the first token that nothing cached has; n_tokens: there is none
   std::string missing;         // "nothing", "block", "evicted", "snapshot", "salt"
+};
+
+// Restarts (design section 3). supervisor -> journal, kv_cache, scheduler and fan_out, in this order; kv_cache ->
+// engram_fetch[r] -> rank[r], behind all steps of older epochs. Everyone takes the handles that are its own business.
+struct wiring {
+  uint64_t epoch = 0; // one above the last, but for a kv_cache that is told of a new engram_fetch
+  uint64_t cache = 0; // changes when cached prefixes are gone: the kv_cache or the ranks are new
+  uint64_t ranks = 0; // changes when the ranks are new
+  caf::strong_actor_ptr journal, scheduler, kv_cache, fan_out;
+  std::vector<caf::strong_actor_ptr> engram_fetches; // one a rank
+  std::vector<caf::strong_actor_ptr> rank_actors;
+};
+// fan_out -> journal: nothing of an older epoch goes to a sink from now on.
+struct epoch_begun {
+  uint64_t epoch = 0;
+};
+// journal -> a new fan_out (front only): a turn whose output has begun. What its sink has had is not sent again.
+struct turn_replayed {
+  turn_open open;
+  std::vector<accepted_tokens> said; // of each sequence that has any, all steps in one
+};
+// journal -> scheduler: every turn in flight has been admitted again.
+struct turns_resumed {
+  uint64_t epoch = 0;
+};
+// kv_cache -> a new engram_fetch: where the one before it stopped. The step after `step` comes next, perhaps again.
+struct sequence_tail { // of a sequence in flight
+  sequence_id id{};
+  std::vector<image_place> images;
+  std::vector<int32_t> tokens; // its last ones, those of its newest rows and a few before them
+  int64_t end = 0;             // position behind the last
+};
+struct fetch_resumed {
+  uint64_t epoch = 0, step = 0;
+  std::vector<sequence_tail> sequences;
 };
 
 // connection -> prepare -> connection: questions about text that run nothing (/render, /tokenize, /detokenize).

@@ -56,6 +56,7 @@ paced_rank::behavior_type behave(paced_rank::stateful_pointer<null_state> self, 
           ++numbers->dropped_messages;
           return;
         }
+        if (plan.step == s.last_step) return; // again, from a new engram_fetch
         TROUPE_CHECK(plan.step == ++s.last_step, "steps arrive in order, none is lost");
         auto result = answer(s, config, ready.placed);
         if (result.results.empty() || config.tokens_per_s <= 0) {
@@ -79,7 +80,7 @@ paced_rank::behavior_type behave(paced_rank::stateful_pointer<null_state> self, 
         s.epoch = w.epoch;
         s.last_step = 0;
         s.next_token.clear();
-        s.scheduler = caf::actor_cast<scheduler_actor>(w.next);
+        s.scheduler = caf::actor_cast<scheduler_actor>(w.scheduler);
       },
       [](load_atom) { return true; },
   };

@@ -201,7 +201,6 @@ turn_prepared prompt_builder::build(chat_request request) const {
   turn_prepared out;
   out.request = std::move(request);
   out.request.is_chat ? build_chat(out) : build_completions(out);
-  out.request.image_files.clear();
   return out;
 }
 

@@ -9,6 +9,8 @@
 
 #include <caf/all.hpp>
 
+#include <algorithm>
+
 namespace troupe {
 
 rank_parts::rank_parts() = default;
@@ -20,43 +22,48 @@ namespace {
 
 struct running_rank {
   static inline const char* name = "rank";
+  ~running_rank() {
+    if (parts.group) parts.group->abort(); // the others must not wait for this one
+  }
   rank_parts parts;
   std::optional<rank_state> sequences;
   scheduler_actor scheduler; // rank 0 only
-  uint64_t epoch = 0, last_step = 0;
+  uint64_t epoch = 0, last_step = 0, cache = 0;
 };
 
-// Every rank runs a step or none does: a rank that lacks its rows would leave the others waiting in a collective.
-std::string agree(running_rank& s, const rank_config& config, const std::string& failure) {
-  if (!s.parts.group) return failure;
-  const float mine = failure.empty() ? 0 : 1;
-  std::vector<float> all(static_cast<size_t>(config.n_ranks));
-  s.parts.group->all_gather(all, std::span(&mine, 1));
-  for (size_t r = 0; r < all.size(); ++r)
-    if (all[r] != 0) return failure.empty() ? "rank " + std::to_string(r) + " could not read its side tables" : failure;
-  return {};
+// Every rank runs a row or none does: a rank that lacks it would leave the others waiting in a collective. Adds what
+// other ranks cannot run.
+void agree(running_rank& s, const rank_config& config, const step_plan& plan, std::vector<sequence_failure>& failures) {
+  if (!s.parts.group) return;
+  const size_t n = plan.rows.size();
+  std::vector<float> mine(n), all(n * static_cast<size_t>(config.n_ranks));
+  const auto failed = [&](sequence_id id) {
+    return std::any_of(failures.begin(), failures.end(), [id](const auto& f) { return f.id == id; });
+  };
+  for (size_t i = 0; i < n; ++i) mine[i] = failed(plan.rows[i].id) ? 1 : 0;
+  s.parts.group->all_gather(all, mine);
+  for (size_t at = 0; at < all.size(); ++at)
+    if (all[at] != 0 && !failed(plan.rows[at % n].id))
+      failures.push_back(
+          {plan.rows[at % n].id, "rank " + std::to_string(at / n) + " lacks what this request's rows need", 503});
 }
 
 step_result run_step(running_rank& s, const rank_config& config, const staging_buffer& records, step_ready& ready) {
-  const auto& plan = ready.placed.plan;
+  auto& plan = ready.placed.plan;
   const auto began = std::chrono::steady_clock::now();
   step_result result{plan.epoch, plan.step, {}, 0, 0};
   auto& weights = *s.parts.weights;
-  const auto broken_image = s.sequences->begin(ready.placed, &weights);
+  auto failures = s.sequences->begin(ready.placed, &weights);
+  failures.insert(failures.end(), ready.failures.begin(), ready.failures.end());
   int64_t n_rows = 0;
   for (const auto& r : plan.rows) n_rows += static_cast<int64_t>(r.tokens.size());
   if (n_rows == 0) {
-    s.sequences->end(ready.placed, false, weights);
+    s.sequences->end(ready.placed, {}, weights);
     return result;
   }
-  const auto unread = agree(s, config, ready.failure);
-  if (!unread.empty())
-    result.results = rank_state::fail(plan, unread, 503);
-  else if (broken_image)
-    result.results = rank_state::fail(plan, *broken_image, 500);
-  else
-    result.results = s.sequences->run(plan, records.slot(ready.staging, n_rows), weights, result.draft_us);
-  s.sequences->end(ready.placed, unread.empty() && !broken_image, weights);
+  agree(s, config, plan, failures);
+  result.results = s.sequences->run(plan, failures, records.slot(ready.staging, n_rows), weights, result.draft_us);
+  s.sequences->end(ready.placed, failures, weights);
   result.compute_us =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - began).count();
   return result;
@@ -75,25 +82,23 @@ rank_actor::behavior_type behave(rank_actor::stateful_pointer<running_rank> self
           ++numbers->dropped_messages;
           return;
         }
+        if (plan.step == s.last_step) return; // again, from a new engram_fetch
         TROUPE_CHECK(plan.step == ++s.last_step, "all ranks get the same steps in the same order");
         TROUPE_CHECK(s.parts.weights, "system sends no step before every rank has loaded");
-        try {
-          auto result = run_step(s, config, *records, ready);
-          if (s.scheduler) self->send(s.scheduler, std::move(result));
-        } catch (...) {
-          if (s.parts.group) s.parts.group->abort(); // the others must not wait for this one
-          throw;
-        }
+        auto result = run_step(s, config, *records, ready);
+        if (s.scheduler) self->send(s.scheduler, std::move(result));
       },
       [=](image_piece& piece) {
         if (const auto why = self->state.sequences->take(std::move(piece))) spdlog::warn("rank: refused {}", *why);
       },
       [=](const wiring& w) {
         auto& s = self->state;
+        s.sequences->forget_sequences();
+        if (w.cache != s.cache) s.sequences->forget_snapshots();
         s.epoch = w.epoch;
+        s.cache = w.cache;
         s.last_step = 0;
-        s.sequences->clear(s.parts.weights.get());
-        s.scheduler = caf::actor_cast<scheduler_actor>(w.next);
+        if (config.rank == 0) s.scheduler = caf::actor_cast<scheduler_actor>(w.scheduler);
       },
       [=](load_atom) -> caf::result<bool> {
         try {

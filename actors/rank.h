@@ -16,7 +16,8 @@ namespace troupe {
 
 class collective;
 
-// load_atom: makes the parts on the rank's own thread; an error says what failed. wiring.next: the scheduler (rank 0).
+// load_atom: makes the parts on the rank's own thread; an error says what failed. A wiring ends every sequence; weights
+// and images stay, and so do snapshots unless its `cache` is new. A step that comes again is dropped.
 using rank_actor = caf::typed_actor<caf::reacts_to<step_ready>, caf::reacts_to<image_piece>, caf::reacts_to<wiring>,
                                     caf::replies_to<load_atom>::with<bool>>;
 

@@ -9,6 +9,16 @@
 
 namespace troupe {
 
+namespace {
+
+const sequence_failure* find(std::span<const sequence_failure> failures, sequence_id id) {
+  for (const auto& f : failures)
+    if (f.id == id) return &f;
+  return nullptr;
+}
+
+} // namespace
+
 std::optional<std::string> rank_state::take(image_piece&& piece) {
   const int64_t size_bytes = int64_t{piece.width} * piece.height * 3;
   if (piece.sequences.empty() || piece.width <= 0 || piece.height <= 0) return "an image piece without owner or size";
@@ -46,21 +56,29 @@ void rank_state::drop_images(sequence_id id, model* weights) {
   }
 }
 
-void rank_state::clear(model* weights) {
-  for (auto& [id, image] : images_)
-    if (image.handle >= 0 && weights) weights->drop_image(image.handle);
-  images_.clear();
-  image_of_.clear();
+void rank_state::forget_sequences() {
   sequences_.clear();
-  snapshots_.clear();
+  for (auto& [id, image] : images_) image.is_left_over = true;
 }
 
-std::optional<std::string> rank_state::encode_images(sequence& s, model& weights) {
-  for (const auto& place : s.start.images) {
-    s.spans.push_back({place.start, place.grid_h, place.grid_w, place.image});
-    s.handles.push_back(-1);
-    if (place.start + int64_t{place.grid_h} * (place.grid_w + 1) + 2 <= s.cached_tokens) continue; // no row shows it
-    const auto found = image_of_.find({s.start.id, place.image});
+void rank_state::drop_left_over(std::span<const sequence_id> wanted, model* weights) {
+  for (const auto id : wanted)
+    for (auto at = image_of_.lower_bound({id, 0}); at != image_of_.end() && at->first.first == id; ++at)
+      images_.at(at->second).is_left_over = false;
+  std::vector<sequence_id> gone;
+  for (const auto& [key, id] : image_of_)
+    if (images_.at(id).is_left_over) gone.push_back(key.first);
+  for (const auto id : gone) drop_images(id, weights);
+}
+
+// Those that the rows show. Spans and handles of all images stand from the first row on.
+std::optional<std::string> rank_state::encode_images(sequence& s, const planned_rows& rows, model& weights) {
+  const int64_t end = rows.start + static_cast<int64_t>(rows.tokens.size());
+  for (size_t i = 0; i < s.spans.size(); ++i) {
+    const auto& span = s.spans[i];
+    const int64_t span_end = span.start + int64_t{span.grid_h} * (span.grid_w + 1) + 2;
+    if (s.handles[i] >= 0 || span_end <= rows.start || span.start >= end) continue;
+    const auto found = image_of_.find({s.start.id, span.image});
     if (found == image_of_.end()) return "the pixels of an image did not reach the rank";
     auto& image = images_.at(found->second);
     if (image.handle < 0) {
@@ -69,7 +87,7 @@ std::optional<std::string> rank_state::encode_images(sequence& s, model& weights
       image.handle = weights.encode_image(p);
       image.pixels.rgb = {};
     }
-    s.handles.back() = image.handle;
+    s.handles[i] = image.handle;
   }
   return std::nullopt;
 }
@@ -78,19 +96,21 @@ std::optional<std::string> rank_state::encode_images(sequence& s, model& weights
 std::optional<std::string> rank_state::enter(sequence& s, const cached_prefix& c, model* weights) {
   s.cached_tokens = c.n_tokens;
   if (s.sampler) s.sampler->see_prompt(c.seen);
-  std::optional<std::string> failure;
-  if (!s.start.images.empty() && weights) failure = encode_images(s, *weights);
-  if (c.n_tokens > 0 && weights && !failure)
-    failure = snapshots_.restore(c.snapshot, s.start.slot, c.n_tokens, *weights);
-  return failure;
+  for (const auto& place : s.start.images) {
+    s.spans.push_back({place.start, place.grid_h, place.grid_w, place.image});
+    s.handles.push_back(-1);
+  }
+  if (c.n_tokens == 0 || !weights) return std::nullopt;
+  return snapshots_.restore(c.snapshot, s.start.slot, c.n_tokens, *weights);
 }
 
-std::optional<std::string> rank_state::begin(const step_placed& placed, model* weights) {
+std::vector<sequence_failure> rank_state::apply(const step_placed& placed, model* weights) {
   if (weights) snapshots_.save(placed.saves_before, *weights);
   for (const auto& e : placed.plan.ended) {
     if (!e.is_parked) drop_images(e.id, weights);
     sequences_.erase(e.id);
   }
+  if (placed.plan.ends_resume) drop_left_over(placed.plan.with_images, weights);
   for (const auto& start : placed.plan.started) {
     auto& s = sequences_[start.id];
     s.start = start;
@@ -100,20 +120,33 @@ std::optional<std::string> rank_state::begin(const step_placed& placed, model* w
   }
   if (weights)
     for (const auto& c : placed.copies) weights->copy_block(static_cast<int32_t>(c.from), static_cast<int32_t>(c.to));
-  std::optional<std::string> failure;
-  for (const auto& c : placed.cached) {
-    const auto why = enter(sequences_.at(c.id), c, weights);
-    if (why && !failure) failure = why;
-  }
+  std::vector<sequence_failure> failures;
+  for (const auto& c : placed.cached)
+    if (auto why = enter(sequences_.at(c.id), c, weights)) failures.push_back({c.id, std::move(*why), 500});
   for (const auto& b : placed.blocks) {
     auto& table = sequences_.at(b.id).blocks;
     for (const auto id : b.blocks) table.push_back(static_cast<int32_t>(id));
   }
-  return failure;
+  return failures;
 }
 
-void rank_state::end(const step_placed& placed, bool has_run, model& weights) {
-  if (has_run) snapshots_.save(placed.saves_after, weights);
+std::vector<sequence_failure> rank_state::begin(const step_placed& placed, model* weights) {
+  auto failures = apply(placed, weights);
+  if (!weights) return failures;
+  for (const auto& r : placed.plan.rows) {
+    auto& s = sequences_.at(r.id);
+    if (s.spans.empty()) continue;
+    if (auto why = encode_images(s, r, *weights)) failures.push_back({r.id, std::move(*why), 500});
+  }
+  return failures;
+}
+
+void rank_state::end(const step_placed& placed, std::span<const sequence_failure> failures, model& weights) {
+  auto saves = placed.saves_after;
+  for (const auto& f : failures)
+    for (const auto& r : placed.plan.rows)
+      if (r.id == f.id) std::erase_if(saves, [&r](const snapshot_save& s) { return s.slot == r.slot; });
+  snapshots_.save(saves, weights);
   snapshots_.drop(placed.dropped);
 }
 
@@ -160,10 +193,27 @@ void rank_state::draft(const step_plan& plan, std::vector<sequence_result>& resu
   }
 }
 
-std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<const std::byte> records, model& weights,
-                                             int64_t& draft_us) {
+// Side-table rows of the sequences that run, one after another.
+std::span<const std::byte> rank_state::lay_out(const step_plan& plan, std::span<const sequence_failure> failures,
+                                               std::span<const std::byte> records) {
+  size_t n_rows = 0;
+  for (const auto& r : plan.rows) n_rows += r.tokens.size();
+  if (failures.empty() || n_rows == 0) return records;
+  const size_t record_bytes = records.size() / n_rows;
+  records_.clear();
+  for (size_t i = 0, at = 0; i < plan.rows.size(); ++i) {
+    const auto mine = records.subspan(at, plan.rows[i].tokens.size() * record_bytes);
+    at += mine.size();
+    if (!find(failures, plan.rows[i].id)) records_.insert(records_.end(), mine.begin(), mine.end());
+  }
+  return records_;
+}
+
+std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<const sequence_failure> failures,
+                                             std::span<const std::byte> records, model& weights, int64_t& draft_us) {
   rows_.clear();
   for (const auto& r : plan.rows) {
+    if (find(failures, r.id)) continue;
     auto& s = sequences_.at(r.id);
     auto& row = rows_.emplace_back();
     row.slot = r.slot;
@@ -176,7 +226,8 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     row.n_logits = r.samples ? r.n_drafts + 1 : 0;
     if (s.sampler && r.start < s.start.n_prompt) s.sampler->see_prompt(r.tokens);
   }
-  const auto logits = weights.forward(rows_, records);
+  std::span<const float> logits;
+  if (!rows_.empty()) logits = weights.forward(rows_, lay_out(plan, failures, records));
   std::vector<sequence_result> results;
   if (!samples_) return results;
   results.reserve(plan.rows.size());
@@ -186,6 +237,11 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     auto& s = sequences_.at(r.id);
     auto& out = results.emplace_back();
     out.id = r.id;
+    if (const auto* failure = find(failures, r.id)) {
+      out.failure = failure->why;
+      out.status = failure->status;
+      continue;
+    }
     out.cached_tokens = s.cached_tokens;
     out.n_tokens = r.start + static_cast<int64_t>(r.tokens.size()) - r.n_drafts;
     if (!r.samples) continue;
@@ -199,12 +255,6 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
   const auto began = std::chrono::steady_clock::now();
   draft(plan, results, weights);
   draft_us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - began).count();
-  return results;
-}
-
-std::vector<sequence_result> rank_state::fail(const step_plan& plan, const std::string& why, int32_t status) {
-  std::vector<sequence_result> results;
-  for (const auto& r : plan.rows) results.push_back({r.id, {}, 0, why, status, 0, 0, 0, {}, {}});
   return results;
 }
 

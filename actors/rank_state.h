@@ -24,17 +24,18 @@ public:
 
   // Pixels of an image; a piece that does not fit what came before is refused with a reason.
   std::optional<std::string> take(image_piece&&);
-  // Applies all of a step that comes before its rows: snapshots, ends, starts, copies, cached prefixes, new blocks, new
-  // images. A value: why the step cannot run.
-  std::optional<std::string> begin(const step_placed&, model*);
-  // And what comes after them. `has_run`: the rows did.
-  void end(const step_placed&, bool has_run, model&);
-  // Runs the step's rows, samples, verifies drafts and makes new ones (`draft_us`: how long that took). `records`: the
-  // step's side-table rows. One result a planned row, in order.
-  std::vector<sequence_result> run(const step_plan&, std::span<const std::byte> records, model&, int64_t& draft_us);
-  // The same shape when the step cannot run: every sequence of it fails.
-  static std::vector<sequence_result> fail(const step_plan&, const std::string& why, int32_t status);
-  void clear(model*); // a new epoch
+  // Applies all of a step that comes before its rows: snapshots, ends, starts, copies, cached prefixes, new blocks, and
+  // the images that its rows show. Returns the sequences that cannot run.
+  std::vector<sequence_failure> begin(const step_placed&, model*);
+  // And what comes after them; nothing of the failed ones is saved.
+  void end(const step_placed&, std::span<const sequence_failure>, model&);
+  // Runs the rows of all but the failed sequences, samples, verifies drafts and makes new ones (`draft_us`: how long
+  // that took). `records`: the side-table rows of all planned rows. One result a planned row, in order.
+  std::vector<sequence_result> run(const step_plan&, std::span<const sequence_failure>,
+                                   std::span<const std::byte> records, model&, int64_t& draft_us);
+  // A new epoch: sequences end. Images stay until the step that says which of them are still wanted.
+  void forget_sequences();
+  void forget_snapshots() { snapshots_.clear(); }
 
   size_t n_sequences() const { return sequences_.size(); }
   size_t n_images() const { return images_.size(); }
@@ -47,6 +48,7 @@ private:
     size_t n_received = 0;
     int32_t handle = -1; // once encoded; pixels are gone then
     int32_t n_users = 0;
+    bool is_left_over = false; // from an older epoch
   };
   struct sequence {
     sequence_start start;
@@ -57,8 +59,11 @@ private:
     int64_t cached_tokens = 0;
   };
   void drop_images(sequence_id, model*);
-  std::optional<std::string> encode_images(sequence&, model&);
+  void drop_left_over(std::span<const sequence_id> wanted, model*);
+  std::optional<std::string> encode_images(sequence&, const planned_rows&, model&);
   std::optional<std::string> enter(sequence&, const cached_prefix&, model*);
+  std::vector<sequence_failure> apply(const step_placed&, model*);
+  std::span<const std::byte> lay_out(const step_plan&, std::span<const sequence_failure>, std::span<const std::byte>);
   void sample(sequence&, const planned_rows&, std::span<const float> logits, sequence_result&);
   void draft(const step_plan&, std::vector<sequence_result>&, model&);
 
@@ -73,6 +78,7 @@ private:
   std::vector<draft_request> requests_;
   std::vector<size_t> requesters_; // of each request, its place in the plan
   std::vector<float> scratch_;     // logits of one row: sampling destroys them
+  std::vector<std::byte> records_; // of the rows that run, where some do not
 };
 
 } // namespace troupe

@@ -27,9 +27,12 @@ struct request_state {
   turn_id turn{};
   std::string id;
   std::shared_ptr<turn_sink> sink; // lent to fan_out when the turn is admitted
-  scheduler_actor scheduler;
-  fan_out_actor fan_out;
-  std::vector<rank_actor> ranks;
+  journal_actor journal;           // the door to the ring
+  prepare_actor prepare;
+  chat_request source;               // of a turn with images: what to prepare again when ranks have lost them
+  std::vector<planned_image> images; // until they are on the way
+  std::vector<sequence_id> image_owners;
+  uint64_t wanted_ranks = 0; // that wait for images which are being prepared again
   std::shared_ptr<counters> numbers;
   clock::time_point born{}, opened{};
   int64_t n_prompt = 0;
@@ -90,21 +93,39 @@ void end(self_pointer self, const turn_ended& e) {
   self->quit();
 }
 
-void send_images(self_pointer self, const turn_prepared& p, const std::vector<sequence_admit>& sequences) {
-  std::vector<sequence_id> owners;
-  for (const auto& s : sequences)
-    if (!s.images.empty()) owners.push_back(s.id);
-  for (size_t i = 0; i < p.images.size() && !owners.empty(); ++i) {
-    const auto& image = p.images[i];
+void send_images(self_pointer self, std::vector<planned_image> images, uint64_t ranks) {
+  auto& s = self->state;
+  for (size_t i = 0; i < images.size() && !s.image_owners.empty(); ++i) {
+    const auto& image = images[i];
     for (size_t at = 0; at < image.rgb.size(); at += piece_bytes) {
       const size_t n = std::min(piece_bytes, image.rgb.size() - at);
-      image_piece piece{owners,       static_cast<int32_t>(i),  image.hash, image.width, image.height, image.grid_h,
-                        image.grid_w, static_cast<int64_t>(at), {}};
+      image_piece piece{s.image_owners, static_cast<int32_t>(i),  image.hash, image.width, image.height, image.grid_h,
+                        image.grid_w,   static_cast<int64_t>(at), {}};
       piece.bytes.assign(image.rgb.data() + at, image.rgb.data() + at + n);
-      for (size_t r = 0; r + 1 < self->state.ranks.size(); ++r) self->send(self->state.ranks[r], piece);
-      if (!self->state.ranks.empty()) self->send(self->state.ranks.back(), std::move(piece));
+      self->send(s.journal, std::move(piece));
     }
   }
+  self->send(s.journal, images_sent{s.turn, ranks});
+}
+
+void refuse(self_pointer self, const api_error& why);
+
+// The ranks are new, or the turn is: pixels are kept until they were sent once, after that they are made again.
+void give_images(self_pointer self, const images_wanted& w) {
+  auto& s = self->state;
+  if (!s.images.empty()) return send_images(self, std::exchange(s.images, {}), w.ranks);
+  s.wanted_ranks = w.ranks;
+  self->send(s.prepare, turn_prepare{s.source});
+}
+
+void give_again(self_pointer self, turn_prepared& p) {
+  auto& s = self->state;
+  if (s.wanted_ranks == 0) return;
+  if (p.failure.status != 0) {
+    self->send(s.journal, turn_failed{s.turn, p.failure});
+    return;
+  }
+  send_images(self, std::move(p.images), std::exchange(s.wanted_ranks, 0));
 }
 
 turn_open to_open(const turn_prepared& p, turn_id turn, std::shared_ptr<turn_sink> sink) {
@@ -128,7 +149,7 @@ turn_open to_open(const turn_prepared& p, turn_id turn, std::shared_ptr<turn_sin
 // Opens the turn at fan_out before the scheduler can know of it, so that no token finds it closed.
 void start(self_pointer self, turn_prepared& p) {
   auto& s = self->state;
-  if (s.at != request_state::stage::preparing) return;
+  if (s.at != request_state::stage::preparing) return give_again(self, p);
   if (p.failure.status != 0) return refuse(self, p.failure);
   if (s.numbers->now == phase::failed)
     return refuse(self, {503, "ServiceUnavailableError", "The engine has failed.", {}, 30});
@@ -158,19 +179,22 @@ void start(self_pointer self, turn_prepared& p) {
     }
   }
   open.prompt_tokens = s.n_prompt;
-  send_images(self, p, admit.sequences);
+  for (const auto& q : admit.sequences)
+    if (!q.images.empty()) s.image_owners.push_back(q.id);
+  if (!s.image_owners.empty()) {
+    s.images = std::move(p.images);
+    s.source = std::move(p.request);
+  }
   s.at = request_state::stage::queueing;
   s.opened = self->clock().now();
-  self->send(s.fan_out, std::move(open));
-  self->send(s.scheduler, std::move(admit));
+  self->send(s.journal, turn_begin{std::move(open), std::move(admit)});
 }
 
 void pass_deadline(self_pointer self) {
   auto& s = self->state;
   const api_error late{408, "RequestTimeoutError", "The request took longer than this server allows.", {}, 0};
   if (s.at == request_state::stage::preparing) return refuse(self, late);
-  self->send(s.scheduler, client_gone{s.turn});
-  self->send(s.fan_out, turn_failed{s.turn, late});
+  self->send(s.journal, turn_failed{s.turn, late});
 }
 
 timed_request::behavior_type behave(self_pointer self, front parts, chat_request request,
@@ -183,19 +207,18 @@ timed_request::behavior_type behave(self_pointer self, front parts, chat_request
   s.asked_tokens = std::max<int64_t>(request.max_tokens, 0);
   s.asked_choices = request.n;
   s.sink = std::move(sink);
-  s.scheduler = parts.scheduler;
-  s.fan_out = parts.fan_out;
-  s.ranks = parts.ranks;
+  s.journal = parts.journal;
+  s.prepare = parts.prepare;
   s.numbers = parts.numbers;
   s.born = self->clock().now();
   if (parts.config.request_timeout_s > 0)
     self->delayed_send(self, std::chrono::seconds(parts.config.request_timeout_s), due_atom_v);
-  self->send(parts.prepare, turn_prepare{std::move(request)});
+  self->send(s.prepare, turn_prepare{std::move(request)});
   return {
       [=](turn_prepared& p) { start(self, p); },
       [=](const turn_queued&) { self->state.at = request_state::stage::running; },
       [=](const turn_refused& r) {
-        self->send(self->state.fan_out, client_gone{r.turn});
+        self->send(self->state.journal, client_gone{r.turn});
         refuse(self, r.why);
       },
       [=](const client_gone&) {
@@ -204,9 +227,9 @@ timed_request::behavior_type behave(self_pointer self, front parts, chat_request
           ++state.numbers->ended_abort;
           return end_early(self, "abort");
         }
-        self->send(state.scheduler, client_gone{state.turn});
-        self->send(state.fan_out, client_gone{state.turn});
+        self->send(state.journal, client_gone{state.turn});
       },
+      [=](const images_wanted& w) { give_images(self, w); },
       [=](const turn_ended& e) { end(self, e); },
       [=](due_atom) { pass_deadline(self); },
   };

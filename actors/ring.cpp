@@ -8,53 +8,82 @@
 namespace troupe {
 
 std::vector<caf::actor> ring::all() const {
-  std::vector<caf::actor> out{caf::actor_cast<caf::actor>(scheduler), caf::actor_cast<caf::actor>(kv_cache)};
+  std::vector<caf::actor> out{caf::actor_cast<caf::actor>(journal), caf::actor_cast<caf::actor>(scheduler),
+                              caf::actor_cast<caf::actor>(kv_cache)};
   for (const auto& e : engram_fetches) out.push_back(caf::actor_cast<caf::actor>(e));
   for (const auto& r : ranks) out.push_back(caf::actor_cast<caf::actor>(r));
   out.push_back(caf::actor_cast<caf::actor>(fan_out));
   return out;
 }
 
+void spawn_fetch(caf::actor_system& system, const ring_config& config, std::shared_ptr<counters> numbers, size_t rank,
+                 ring& out) {
+  engram_fetch_config fetch;
+  fetch.max_rows = config.limits.max_rows_and_drafts();
+  const auto r = static_cast<int32_t>(rank);
+  if (config.open_tables) fetch.open = [open = config.open_tables, r] { return open(r); };
+  const bool blocks = config.detached && config.open_tables;
+  out.engram_fetches[rank] =
+      spawn_engram_fetch(system, std::move(fetch), out.records[rank], out.ranks[rank], std::move(numbers), blocks);
+}
+
+void spawn_group(caf::actor_system& system, const ring_config& config, std::shared_ptr<counters> numbers, ring& out) {
+  if (config.begin_group) config.begin_group();
+  out.ranks.clear();
+  out.records.clear();
+  for (int32_t r = 0; r < config.n_ranks; ++r) {
+    out.records.push_back(std::make_shared<staging_buffer>()); // lent to both; they end in no fixed order
+    if (config.null) {
+      out.ranks.push_back(spawn_null_rank(system, *config.null, numbers));
+      continue;
+    }
+    rank_config c{r,
+                  config.n_ranks,
+                  [make = config.make_rank, r] { return make(r); },
+                  config.suppressed,
+                  config.limits.eos,
+                  config.limits.drafts.block > 0};
+    out.ranks.push_back(spawn_rank(system, std::move(c), out.records.back(), numbers, config.detached));
+  }
+  out.engram_fetches.resize(out.ranks.size());
+  for (size_t r = 0; r < out.ranks.size(); ++r) spawn_fetch(system, config, numbers, r, out);
+}
+
+kv_cache_actor spawn_kv_cache(caf::actor_system& system, const ring_config& config, std::shared_ptr<counters> numbers) {
+  kv_cache_config kv = config.prefix;
+  kv.n_blocks = config.limits.n_blocks;
+  kv.block_tokens = config.limits.block_tokens;
+  return spawn_kv_cache(system, kv, std::move(numbers));
+}
+
 ring spawn_ring(caf::actor_system& system, const ring_config& config, std::shared_ptr<const text_side> text,
                 std::shared_ptr<counters> numbers) {
   TROUPE_CHECK(config.n_ranks > 0 && (config.null || config.make_rank), "a ring has ranks");
   ring out;
+  out.journal = spawn_journal(system, numbers);
   out.fan_out = spawn_fan_out(system, std::move(text), numbers);
-  out.scheduler = spawn_scheduler(system, config.limits, out.fan_out, numbers);
-  for (int32_t r = 0; r < config.n_ranks; ++r) {
-    auto records = std::make_shared<staging_buffer>(); // lent to both; they end in no fixed order
-    if (config.null) {
-      out.ranks.push_back(spawn_null_rank(system, *config.null, numbers));
-    } else {
-      rank_config c{r,
-                    config.n_ranks,
-                    [make = config.make_rank, r] { return make(r); },
-                    config.suppressed,
-                    config.limits.eos,
-                    config.limits.drafts.block > 0};
-      out.ranks.push_back(spawn_rank(system, std::move(c), records, numbers, config.detached));
-    }
-    engram_fetch_config fetch;
-    fetch.max_rows = config.limits.max_rows_and_drafts();
-    if (config.open_tables) fetch.open = [open = config.open_tables, r] { return open(r); };
-    const bool blocks = config.detached && config.open_tables;
-    out.engram_fetches.push_back(
-        spawn_engram_fetch(system, std::move(fetch), std::move(records), out.ranks.back(), numbers, blocks));
-  }
-  kv_cache_config kv = config.prefix;
-  kv.n_blocks = config.limits.n_blocks;
-  kv.block_tokens = config.limits.block_tokens;
-  out.kv_cache = spawn_kv_cache(system, kv, out.engram_fetches, numbers);
+  out.scheduler = spawn_scheduler(system, config.limits, numbers);
+  spawn_group(system, config, numbers, out);
+  out.kv_cache = spawn_kv_cache(system, config, numbers);
   return out;
 }
 
-void wire(const ring& r, uint64_t epoch) {
-  const auto scheduler = caf::actor_cast<caf::strong_actor_ptr>(r.scheduler);
-  for (size_t i = 0; i < r.ranks.size(); ++i) caf::anon_send(r.ranks[i], wiring{epoch, i == 0 ? scheduler : nullptr});
-  for (const auto& e : r.engram_fetches) caf::anon_send(e, wiring{epoch, nullptr});
-  caf::anon_send(r.kv_cache, wiring{epoch, nullptr});
-  caf::anon_send(r.fan_out, wiring{epoch, scheduler});
-  caf::anon_send(r.scheduler, wiring{epoch, caf::actor_cast<caf::strong_actor_ptr>(r.kv_cache)});
+wiring to_wiring(const ring& r, const generations& g) {
+  const auto handle = [](const auto& a) { return caf::actor_cast<caf::strong_actor_ptr>(a); };
+  wiring w{g.epoch,           g.cache, g.ranks, handle(r.journal), handle(r.scheduler), handle(r.kv_cache),
+           handle(r.fan_out), {},      {}};
+  for (const auto& e : r.engram_fetches) w.engram_fetches.push_back(handle(e));
+  for (const auto& a : r.ranks) w.rank_actors.push_back(handle(a));
+  return w;
+}
+
+// fan_out comes last: it tells the journal, which tells the scheduler, and each knows of the epoch by then.
+void wire(const ring& r, const generations& g) {
+  const auto w = to_wiring(r, g);
+  caf::anon_send(r.journal, w);
+  caf::anon_send(r.kv_cache, w);
+  caf::anon_send(r.scheduler, w);
+  caf::anon_send(r.fan_out, w);
 }
 
 } // namespace troupe

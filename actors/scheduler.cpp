@@ -16,12 +16,15 @@ namespace {
 struct scheduler_state {
   static inline const char* name = "scheduler";
   explicit scheduler_state() : policy(batch_limits{}) {}
+  batch_limits limits;
   batch_policy policy;
   kv_cache_actor next;
   fan_out_actor fan_out;
   std::shared_ptr<counters> numbers;
   uint64_t epoch = 0, step = 0;
-  bool in_flight = false; // Invariant: at most one step is in the ring
+  bool in_flight = false;   // Invariant: at most one step is in the ring
+  bool is_resuming = false; // turns in flight are still being admitted again
+  bool ends_resume = false; // and the next plan says that they all are
   int64_t n_refused = 0;
   std::vector<caf::typed_response_promise<bool>> drains;
 };
@@ -42,8 +45,10 @@ void show_gauges(self_pointer self) {
 void pump(self_pointer self) {
   auto& s = self->state;
   const auto now = self->clock().now();
-  if (s.next && !s.in_flight && s.policy.has_step(now)) {
+  if (s.next && !s.in_flight && (s.policy.has_step(now) || s.ends_resume)) {
     step_plan plan = s.policy.plan(now);
+    plan.ends_resume = std::exchange(s.ends_resume, false);
+    if (plan.ends_resume) plan.with_images = s.policy.with_images();
     plan.epoch = s.epoch;
     plan.step = ++s.step;
     int64_t n_rows = 0;
@@ -56,7 +61,7 @@ void pump(self_pointer self) {
     self->send(s.next, std::move(plan));
   }
   show_gauges(self);
-  if (s.policy.is_idle() && !s.in_flight)
+  if (s.policy.is_idle() && !s.in_flight && !s.is_resuming)
     for (auto& promise : std::exchange(s.drains, {})) promise.deliver(true);
 }
 
@@ -64,12 +69,16 @@ void hand_on(self_pointer self, std::vector<accepted_tokens>&& sequences) {
   if (sequences.empty()) return;
   auto& s = self->state;
   for (const auto& a : sequences) s.numbers->generated_tokens += static_cast<int64_t>(a.tokens.size());
-  self->send(s.fan_out, tokens_accepted{s.step, std::move(sequences)});
+  self->send(s.fan_out, tokens_accepted{s.epoch, s.step, std::move(sequences)});
 }
 
 void admit(self_pointer self, turn_admit& turn) {
   auto& s = self->state;
   const auto id = turn.turn;
+  if (turn.epoch != s.epoch) { // it comes again, from a journal that knows of this epoch
+    ++s.numbers->dropped_messages;
+    return;
+  }
   std::vector<sequence_id> with_images; // the ranks already hold images of these
   int64_t n_prompt = 0;
   for (const auto& q : turn.sequences) {
@@ -151,12 +160,26 @@ scheduler_status status(self_pointer self) {
   return out;
 }
 
-scheduler_actor::behavior_type behave(self_pointer self, batch_limits limits, fan_out_actor fan_out,
-                                      std::shared_ptr<counters> numbers) {
+// Nothing of an older epoch counts: what was in flight is admitted again by the journal.
+void rewire(self_pointer self, const wiring& w) {
+  auto& s = self->state;
+  s.next = caf::actor_cast<kv_cache_actor>(w.kv_cache);
+  s.fan_out = caf::actor_cast<fan_out_actor>(w.fan_out);
+  const bool was_draining = s.policy.is_draining();
+  s.policy = batch_policy(s.limits);
+  if (was_draining) s.policy.refuse_new();
+  s.epoch = w.epoch;
+  s.step = 0;
+  s.in_flight = s.ends_resume = false;
+  s.is_resuming = true;
+  s.numbers->step_sent_us = 0;
+}
+
+scheduler_actor::behavior_type behave(self_pointer self, batch_limits limits, std::shared_ptr<counters> numbers) {
   guard(self);
   auto& s = self->state;
+  s.limits = limits;
   s.policy = batch_policy(limits);
-  s.fan_out = std::move(fan_out);
   s.numbers = std::move(numbers);
   return {
       [=](turn_admit& turn) { admit(self, turn); },
@@ -177,13 +200,12 @@ scheduler_actor::behavior_type behave(self_pointer self, batch_limits limits, fa
         self->state.policy.set_paused(r.turn, false);
         pump(self);
       },
-      [=](const wiring& w) {
+      [=](const wiring& w) { rewire(self, w); },
+      [=](const turns_resumed& r) {
         auto& state = self->state;
-        state.next = caf::actor_cast<kv_cache_actor>(w.next);
-        state.epoch = w.epoch;
-        state.step = 0;
-        state.in_flight = false;
-        state.numbers->step_sent_us = 0;
+        if (r.epoch != state.epoch) return;
+        state.is_resuming = false;
+        state.ends_resume = r.epoch > 1;
         pump(self);
       },
       [=](const draft_limit& d) { self->state.policy.set_max_drafts(d.n_tokens); },
@@ -194,9 +216,9 @@ scheduler_actor::behavior_type behave(self_pointer self, batch_limits limits, fa
 
 } // namespace
 
-scheduler_actor spawn_scheduler(caf::actor_system& system, const batch_limits& limits, fan_out_actor fan_out,
+scheduler_actor spawn_scheduler(caf::actor_system& system, const batch_limits& limits,
                                 std::shared_ptr<counters> numbers) {
-  return system.spawn(behave, limits, std::move(fan_out), std::move(numbers));
+  return system.spawn(behave, limits, std::move(numbers));
 }
 
 } // namespace troupe

@@ -15,11 +15,11 @@ namespace troupe {
 using scheduler_actor =
     caf::typed_actor<caf::reacts_to<turn_admit>, caf::reacts_to<client_gone>, caf::reacts_to<turn_stopped>,
                      caf::reacts_to<step_result>, caf::reacts_to<stream_paused>, caf::reacts_to<stream_resumed>,
-                     caf::reacts_to<wiring>, caf::reacts_to<draft_limit>, caf::replies_to<drain_begin>::with<bool>,
-                     caf::replies_to<status_atom>::with<scheduler_status>>;
+                     caf::reacts_to<wiring>, caf::reacts_to<turns_resumed>, caf::reacts_to<draft_limit>,
+                     caf::replies_to<drain_begin>::with<bool>, caf::replies_to<status_atom>::with<scheduler_status>>;
 
-// Runs nothing until `wiring` names the kv_cache. turn_admit is answered with turn_queued (to its sender and fan_out)
-// or turn_refused. drain_begin is answered once no turn is in flight; with `now`, at once.
-scheduler_actor spawn_scheduler(caf::actor_system&, const batch_limits&, fan_out_actor, std::shared_ptr<counters>);
+// Runs nothing until `wiring` names the kv_cache; a wiring forgets every turn. turn_admit is answered with turn_queued
+// (to its sender and fan_out) or turn_refused. drain_begin is answered once no turn is in flight; with `now`, at once.
+scheduler_actor spawn_scheduler(caf::actor_system&, const batch_limits&, std::shared_ptr<counters>);
 
 } // namespace troupe

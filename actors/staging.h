@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace troupe {
@@ -12,7 +13,8 @@ namespace troupe {
 // answered.
 class staging_buffer {
 public:
-  static constexpr int32_t n_slots = 2;
+  // One for the step that a rank reads, one for the next, and one for each restart that the supervisor allows in a row.
+  static constexpr int32_t n_slots = 8;
   // Before the first step, by the engram_fetch.
   void resize(int64_t record_bytes, int64_t max_rows) {
     record_bytes_ = record_bytes;
@@ -25,10 +27,13 @@ public:
   std::span<const std::byte> slot(int32_t i, int64_t n_rows) const {
     return std::span(slots_[i]).first(static_cast<size_t>(n_rows * record_bytes_));
   }
+  // The slot of the next step, in turn. By the engram_fetch only; one that is new goes on where the last one stopped.
+  int32_t take_slot() { return std::exchange(next_, (next_ + 1) % n_slots); }
   int64_t record_bytes() const { return record_bytes_; } // of one token; 0: no side tables
 
 private:
   int64_t record_bytes_ = 0;
+  int32_t next_ = 0;
   std::vector<std::byte> slots_[n_slots];
 };
 

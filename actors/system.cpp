@@ -2,8 +2,8 @@
 #include "actors/system.h"
 
 #include "actors/ring.h"
+#include "actors/supervisor.h"
 #include "actors/warm_up.h"
-#include "actors/watch.h"
 #include "gpu/backend.h"
 #include "gpu/collective.h"
 #include "storage/log.h"
@@ -109,8 +109,9 @@ struct runtime::impl {
   std::string folder;
   front parts;
   ring engine;
-  caf::actor watch;
-  std::vector<std::unique_ptr<collective>> group; // until each rank takes its own
+  supervisor_actor supervisor;
+  std::function<void(const std::string&)> failed;
+  std::vector<std::unique_ptr<collective>> group; // until each rank takes its own; anew for each restart of the ranks
   std::vector<std::atomic<double>> loaded;        // part of each rank's weights
   bool is_loaded = false, is_stopped = false;
 };
@@ -187,7 +188,7 @@ ring_config runtime::impl::plan_ring(const batch_limits& limits) {
     return config;
   }
   config.prefix = plan_prefix_cache();
-  if (n_ranks() > 1) group = make_host_collectives(n_ranks(), collective_deadline);
+  if (n_ranks() > 1) config.begin_group = [this] { group = make_host_collectives(n_ranks(), collective_deadline); };
   loaded = std::vector<std::atomic<double>>(static_cast<size_t>(n_ranks()));
   const auto suppressed = parts.text->suppressed_ids();
   config.suppressed.assign(suppressed.begin(), suppressed.end());
@@ -228,8 +229,11 @@ void runtime::impl::warm_up(const batch_limits& limits) {
   numbers->forget_traffic();
 }
 
-runtime::runtime(caf::actor_system& system, settings values, std::shared_ptr<counters> numbers)
-    : impl_(std::make_unique<impl>(system, std::move(values), std::move(numbers))) {}
+runtime::runtime(caf::actor_system& system, settings values, std::shared_ptr<counters> numbers,
+                 std::function<void(const std::string&)> failed)
+    : impl_(std::make_unique<impl>(system, std::move(values), std::move(numbers))) {
+  impl_->failed = std::move(failed);
+}
 
 runtime::~runtime() { stop(); }
 
@@ -252,30 +256,40 @@ void runtime::load_all() {
   i.parts.max_context = std::min(context, limits.n_blocks * limits.block_tokens);
   if (i.parts.max_context < context)
     spdlog::warn("context: {} of {} tokens, limited by kv_memory_bytes", i.parts.max_context, context);
-  i.engine = spawn_ring(i.system, i.plan_ring(limits), i.parts.text, i.numbers);
+  const auto config = i.plan_ring(limits);
+  i.engine = spawn_ring(i.system, config, i.parts.text, i.numbers);
   i.load_parts();
-  wire(i.engine, 1);
-  i.watch = spawn_watch(i.system, i.engine, i.numbers);
+  wire(i.engine);
+  i.supervisor = spawn_supervisor(i.system, config, i.engine, i.parts.text, i.numbers, i.failed);
   i.parts.fingerprint = make_fingerprint(i.folder, i.parts.config);
-  i.parts.scheduler = i.engine.scheduler;
-  i.parts.fan_out = i.engine.fan_out;
-  i.parts.ranks = i.engine.ranks;
+  i.parts.journal = i.engine.journal;
   i.parts.prepare =
       spawn_prepare(i.system, {i.parts.config, i.parts.info, i.parts.max_context}, i.parts.text, n_prepare_threads);
   i.numbers->now = phase::warm_up;
   i.numbers->progress = 0;
   i.warm_up(limits);
   i.numbers->progress = 1;
+  i.engine = {}; // the supervisor's from now on: what dies is replaced there
   i.is_loaded = true;
   i.numbers->now = phase::ready;
   spdlog::info("engine: {} ({}), {} ranks, context {}, {} KV blocks of {} tokens, {} sequences", i.parts.info.name,
-               i.parts.config.backend, i.engine.ranks.size(), i.parts.max_context, limits.n_blocks, limits.block_tokens,
+               i.parts.config.backend, i.n_ranks(), i.parts.max_context, limits.n_blocks, limits.block_tokens,
                limits.max_running);
 }
 
 const front& runtime::parts() const {
   TROUPE_CHECK(impl_->is_loaded, "parts() comes after load()");
   return impl_->parts;
+}
+
+wiring runtime::who() const {
+  TROUPE_CHECK(impl_->is_loaded, "who() comes after load()");
+  caf::scoped_actor self{impl_->system};
+  wiring out;
+  self->request(impl_->supervisor, answer_deadline, wiring_atom_v)
+      .receive([&](wiring& w) { out = std::move(w); },
+               [](const caf::error& e) { throw std::runtime_error("the supervisor does not answer: " + reason(e)); });
+  return out;
 }
 
 bool runtime::drain(std::chrono::seconds deadline) {
@@ -285,10 +299,8 @@ bool runtime::drain(std::chrono::seconds deadline) {
   caf::scoped_actor self{i.system};
   bool all_ended = false;
   const auto ignore = [](const caf::error&) {};
-  self->request(i.engine.scheduler, deadline, drain_begin{}).receive([&](bool ok) { all_ended = ok; }, ignore);
-  if (!all_ended)
-    self->request(i.engine.scheduler, answer_deadline, drain_begin{true, {}}).receive([](bool) {}, ignore);
-  self->request(i.engine.fan_out, answer_deadline, drain_begin{!all_ended, {}}).receive([](bool) {}, ignore);
+  self->request(i.supervisor, deadline, drain_begin{}).receive([&](bool ok) { all_ended = ok; }, ignore);
+  if (!all_ended) self->request(i.supervisor, answer_deadline, drain_begin{true, {}}).receive([](bool) {}, ignore);
   return all_ended;
 }
 
@@ -296,9 +308,12 @@ void runtime::stop() {
   auto& i = *impl_;
   if (std::exchange(i.is_stopped, true)) return;
   caf::scoped_actor self{i.system};
-  std::vector<caf::actor> actors = i.engine.scheduler ? i.engine.all() : std::vector<caf::actor>{};
+  std::vector<caf::actor> actors;
+  if (i.supervisor)
+    actors.push_back(caf::actor_cast<caf::actor>(i.supervisor)); // ends the ring
+  else if (i.engine.scheduler)
+    actors = i.engine.all();
   if (i.parts.prepare) actors.push_back(caf::actor_cast<caf::actor>(i.parts.prepare));
-  if (i.watch) actors.insert(actors.begin(), i.watch);
   size_t n_left = actors.size();
   for (const auto& a : actors) {
     self->monitor(a);
@@ -312,11 +327,9 @@ void runtime::stop() {
   }
   if (is_late) spdlog::error("stop: {} actors did not end in time", n_left);
   i.engine = {};
-  i.watch = nullptr;
-  i.parts.scheduler = nullptr;
-  i.parts.fan_out = nullptr;
+  i.supervisor = nullptr;
+  i.parts.journal = nullptr;
   i.parts.prepare = nullptr;
-  i.parts.ranks.clear();
 }
 
 } // namespace troupe

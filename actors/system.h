@@ -2,16 +2,15 @@
 #pragma once
 
 #include "actors/counters.h"
-#include "actors/fan_out.h"
+#include "actors/journal.h"
 #include "actors/prepare.h"
-#include "actors/rank.h"
-#include "actors/scheduler.h"
 #include "actors/settings.h"
 #include "model/model.h"
 
 #include <caf/fwd.hpp>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,10 +25,8 @@ struct front {
   std::string fingerprint; // system_fingerprint: build, weights and config
   std::shared_ptr<const text_side> text;
   std::shared_ptr<counters> numbers;
-  scheduler_actor scheduler;
-  fan_out_actor fan_out;
+  journal_actor journal; // the door to the ring
   prepare_actor prepare;
-  std::vector<rank_actor> ranks; // image_piece goes to each
 };
 
 // What every actor system of ours needs before it is made: message types and the scheduler of spec/caf.md section 0.
@@ -42,12 +39,14 @@ std::string shipped_model();
 
 class runtime {
 public:
-  // Reads config.json only. Throws std::runtime_error naming file or setting.
-  runtime(caf::actor_system&, settings, std::shared_ptr<counters>);
+  // Reads config.json only. Throws std::runtime_error naming file or setting. `failed`: called once, from an actor,
+  // when the engine has died and restarts are of no use; open turns are being ended then.
+  runtime(caf::actor_system&, settings, std::shared_ptr<counters>, std::function<void(const std::string&)> failed = {});
   ~runtime();
   // Blocks: weights, ranks, warm-up; reports through counters (phase, progress). Throws on what cannot heal.
   void load();
   const front& parts() const; // Precondition: load() returned
+  wiring who() const;         // who is who in the ring now; the same precondition
   // No new turns; true when all in flight have ended before the deadline. What is left is then ended with an error
   // event.
   bool drain(std::chrono::seconds deadline);

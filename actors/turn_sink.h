@@ -46,6 +46,16 @@ struct api_error {
   int32_t queue_position = 0; // of a turn that the queue has no room for, 1 is next to start; 0: not about the queue
 };
 
+// How far the output of a turn has got. Whoever pushes keeps it up to date, so that a new fan_out can go on from there.
+struct turn_progress {
+  struct choice {
+    int64_t n_tokens = 0; // that have ridden with a delta
+    bool has_ended = false;
+  };
+  bool is_open = false;
+  std::vector<choice> choices; // by index; may be short
+};
+
 class turn_sink {
 public:
   enum class state : uint8_t { ok, full, closed };
@@ -58,6 +68,9 @@ public:
   // Deltas of one step, in order. Any thread, never blocks. `full`: taken, but stop producing until resumed; `closed`:
   // gone.
   virtual state push(std::span<const turn_delta> deltas) = 0;
+  // Says something that is no part of the answer (a comment, where the stream has them). May be dropped.
+  virtual void note(std::string_view) {}
+  turn_progress sent;
   // The turn cannot go on. Before open: an HTTP error; after: an error event. Last call either way.
   virtual void fail(const api_error&) = 0;
 };

@@ -18,10 +18,6 @@ turn_delta::kind to_kind(output_event::kind k) {
   return turn_delta::kind::content;
 }
 
-const char* to_text(finish_cause c) {
-  return c == finish_cause::length ? "length" : c == finish_cause::tool_calls ? "tool_calls" : "stop";
-}
-
 int64_t microseconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration_cast<std::chrono::microseconds>(d).count();
 }
@@ -72,7 +68,6 @@ bool turn_table::open(turn_open&& o, time now) {
     c.parser = text_->make_parser(options);
     sequences_[c.id] = {t.get(), i};
   }
-  numbers_.prompt_size.observe(static_cast<double>(o.prompt_tokens));
   turns_.emplace(t->id, std::move(t));
   return true;
 }
@@ -81,6 +76,8 @@ void turn_table::queued(turn_id id, outcome& out) {
   const auto found = turns_.find(id);
   if (found == turns_.end()) return;
   auto& t = *found->second;
+  if (std::exchange(t.sink->sent.is_open, true)) return; // before a restart
+  numbers_.prompt_size.observe(static_cast<double>(t.usage.prompt_tokens));
   if (!t.prompt_text.empty()) t.sink->show_prompt(t.prompt_text);
   t.sink->open(t.prompt_ids);
   t.prompt_ids = {};
@@ -96,6 +93,10 @@ void turn_table::queued(turn_id id, outcome& out) {
 
 void turn_table::resumed(turn_id id) {
   if (const auto found = turns_.find(id); found != turns_.end()) found->second->is_paused = false;
+}
+
+const char* turn_table::to_text(finish_cause c) {
+  return c == finish_cause::length ? "length" : c == finish_cause::tool_calls ? "tool_calls" : "stop";
 }
 
 api_error turn_table::to_error(const accepted_tokens& a) {
@@ -231,13 +232,15 @@ void turn_table::push(turn& t, outcome& out) {
       delta.call_index = t.events[d.event].call_index;
     }
   }
-  const auto state = t.sink->push(deltas_);
-  for (const auto& d : t.drafts) {
-    auto& c = t.choices[d.choice];
-    c.held.erase(c.held.begin(), c.held.begin() + static_cast<std::ptrdiff_t>(std::exchange(c.n_ridden, 0)));
+  auto& sent = t.sink->sent.choices;
+  for (const auto& d : t.drafts) { // before the push: what a sink was given when it threw is never given again
+    const auto index = static_cast<size_t>(t.choices[d.choice].index);
+    if (index >= sent.size()) sent.resize(index + 1);
+    sent[index].n_tokens += static_cast<int64_t>(d.n_tokens);
+    if (d.what == turn_delta::kind::end) sent[index].has_ended = true;
   }
-  t.drafts.clear();
-  t.events.clear();
+  const auto state = t.sink->push(deltas_);
+  count_ridden(t);
   if (t.n_open == 0) return; // its end is on the way, whatever the sink says
   if (state == turn_sink::state::closed && !t.is_closed) {
     t.is_closed = true;
@@ -248,6 +251,16 @@ void turn_table::push(turn& t, outcome& out) {
     ++numbers_.sink_full;
     out.paused.push_back(t.id);
   }
+}
+
+// The drafts are done with, and the tokens that rode with them.
+void turn_table::count_ridden(turn& t) {
+  for (const auto& d : t.drafts) {
+    auto& c = t.choices[d.choice];
+    c.held.erase(c.held.begin(), c.held.begin() + static_cast<std::ptrdiff_t>(std::exchange(c.n_ridden, 0)));
+  }
+  t.drafts.clear();
+  t.events.clear();
 }
 
 void turn_table::observe(turn& t, size_t n_tokens, time now) {

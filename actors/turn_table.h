@@ -30,6 +30,12 @@ public:
   bool open(turn_open&&, time now);
   // Admitted: opens the sink, writes echoed prompts. Before the first accept() of the turn.
   void queued(turn_id, outcome&);
+  // Instead of open(): a turn of a fan_out that is gone. Tokens that its sink has had are not pushed again.
+  void replay(turn_replayed&&, time now, outcome&);
+  bool is_paused(turn_id) const;
+  // Says something beside the answer: to one turn, or to all whose sink is open.
+  void note(turn_id, std::string_view) const;
+  void note_all(std::string_view) const;
   // One step: at most one push a turn, with the deltas of all its choices. Sequences that are not open are ignored.
   void accept(tokens_accepted&&, time now, outcome&);
   void resumed(turn_id);
@@ -90,9 +96,12 @@ private:
   void take_token(turn&, choice&, size_t index, size_t n_tokens);
   void end_choice(turn&, choice&, size_t index, finish_cause, int32_t stop_token);
   void push(turn&, outcome&);
+  void count_ridden(turn&);
+  void replay_choice(turn&, accepted_tokens&&, outcome&);
   void observe(turn&, size_t n_tokens, time now);
   void finish(turn&, std::string cause, time now, outcome&);
   static api_error to_error(const accepted_tokens&);
+  static const char* to_text(finish_cause);
 
   std::shared_ptr<const text_side> text_; // shared with prepare and the connections
   counters& numbers_;

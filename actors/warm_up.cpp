@@ -53,8 +53,7 @@ void run_warm_up(const ring& engine, const std::vector<int32_t>& prompt, std::ch
   s.max_tokens = n_tokens;
   s.sampling.temperature = 0;
   s.sampling.ignore_eos = true;
-  caf::anon_send(engine.fan_out, std::move(open));
-  caf::anon_send(engine.scheduler, std::move(admit));
+  caf::anon_send(engine.journal, turn_begin{std::move(open), std::move(admit)});
   if (answer.wait_for(deadline) != std::future_status::ready)
     throw std::runtime_error("warm-up: no token came back in " + std::to_string(deadline.count()) + " s");
   if (const auto why = answer.get(); !why.empty()) throw std::runtime_error("warm-up: " + why);

@@ -33,7 +33,7 @@ std::shared_ptr<const engine_port> to_engine_port(caf::actor_system& system, con
   port->start = [&system, f](chat_request request, std::shared_ptr<turn_sink> sink) {
     return spawn_request(system, f, std::move(request), std::move(sink));
   };
-  port->resume = [fan_out = f.fan_out](turn_id turn) { caf::anon_send(fan_out, stream_resumed{turn}); };
+  port->resume = [journal = f.journal](turn_id turn) { caf::anon_send(journal, stream_resumed{turn}); };
   return port;
 }
 

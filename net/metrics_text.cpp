@@ -130,6 +130,9 @@ void add_own(family_list& out, const counters& n, const http_counts& http) {
               static_cast<double>(n.stray_markers));
   out.counter("troupe_engram_rows_total", "Side-table rows read.", static_cast<double>(n.engram_rows));
   out.counter("troupe_engram_bytes_total", "Side-table bytes read.", static_cast<double>(n.engram_bytes));
+  out.counter("troupe_restarts_total", "Restarts of ring actors.", static_cast<double>(n.restarts));
+  out.counter("troupe_resumed_turns_total", "Turns that went on behind a restart.",
+              static_cast<double>(n.resumed_turns));
   out.counter("troupe_dropped_messages_total", "Ring messages of an older epoch.",
               static_cast<double>(n.dropped_messages));
   out.gauge("troupe_kv_blocks", "KV blocks there are.", static_cast<double>(n.blocks));

@@ -92,6 +92,17 @@ void outbox::ping() {
   kick(wire);
 }
 
+void outbox::note(std::string_view text) {
+  shared_wire wire;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_ || stage_ != stage::open) return;
+    next_.append(sse::comment).append(text).append(sse::end);
+    wire = wire_to_kick();
+  }
+  kick(wire);
+}
+
 void outbox::flush() {
   shared_wire wire;
   bool last, resumes;

@@ -34,6 +34,7 @@ public:
   void open(std::span<const int32_t> prompt_ids) override;
   state push(std::span<const turn_delta>) override;
   void fail(const api_error&) override;
+  void note(std::string_view) override;
 
   void close(); // the client is gone: lets go of the wire; any thread
   void ping();  // strand: a comment, if nothing is queued or being written

@@ -19,7 +19,7 @@
 namespace troupe {
 namespace {
 
-constexpr int exit_done = 0, exit_refused = 2, exit_cut_short = 3;
+constexpr int exit_done = 0, exit_refused = 2, exit_cut_short = 3, exit_may_heal = 70; // design section 1
 constexpr auto last_bytes = std::chrono::seconds(2); // for answers already made, after the drain
 constexpr int stop_grace_s = 15;                     // above the drain timeout, before the process is ended by force
 constexpr auto same_stop = std::chrono::seconds(1);  // a signal so soon after the first one is the same wish to stop
@@ -110,12 +110,12 @@ int run_serve(const loaded_config& config, const std::string& version) {
   caf::actor_system_config caf_config;
   configure(caf_config);
   caf::actor_system system(caf_config);
-  runtime engine(system, s, numbers);
+  runtime engine(system, s, numbers, [](const std::string&) { ::kill(::getpid(), SIGUSR1); });
   loading load(engine, *listener, system, *numbers);
   int signal = 0;
-  do { // SIGUSR1 is how a failed load wakes this thread; from outside it means nothing
+  do { // SIGUSR1 is how a failed load or engine wakes this thread; from outside it means nothing
     sigwait(&signals, &signal);
-  } while (signal == SIGUSR1 && !load.failed());
+  } while (signal == SIGUSR1 && !load.failed() && numbers->now != phase::failed);
   if (!load.done() && !load.failed()) { // weights are being read: nothing is in flight, nothing is lost
     spdlog::info("stopped while loading");
     std::fflush(nullptr);
@@ -124,13 +124,17 @@ int run_serve(const loaded_config& config, const std::string& version) {
   load.join();
   watch_stop(signals, s.drain_timeout_s + stop_grace_s);
   listener->begin_drain();
-  const bool failed = load.failed();
-  if (!failed) spdlog::info("stop: finishing what is in flight (at most {} s)", s.drain_timeout_s);
+  const bool failed = load.failed(), has_died = !failed && numbers->now == phase::failed;
+  if (has_died)
+    spdlog::error("stop: the engine has failed, a restart of the process may heal it");
+  else if (!failed)
+    spdlog::info("stop: finishing what is in flight (at most {} s)", s.drain_timeout_s);
   const bool all_ended = failed || engine.drain(std::chrono::seconds(s.drain_timeout_s));
   const bool all_sent = listener->stop(last_bytes);
   engine.stop(); // lets go of every sink, and with it of the sockets
   listener.reset();
   if (failed) return exit_refused;
+  if (has_died) return exit_may_heal;
   spdlog::info("stopped{}", all_ended && all_sent ? "" : ", some turns were cut short");
   return all_ended && all_sent ? exit_done : exit_cut_short;
 }

@@ -41,7 +41,10 @@ http_reply ready_reply(const counters& n, bool draining) {
   } else {
     r.status = 503;
     r.body = fmt::format("{{\"status\":\"{}\",\"phase\":\"{}\",\"progress\":{:.2f}}}",
-                         now == phase::failed ? "failed" : "loading", name(now), n.progress.load());
+                         now == phase::failed       ? "failed"
+                         : now == phase::restarting ? "restarting"
+                                                    : "loading",
+                         name(now), n.progress.load());
   }
   return r;
 }
@@ -169,6 +172,7 @@ std::optional<api_error> service::unready() const {
   if (is_draining()) return make_error(503, "The server is shutting down", {}, 5);
   const phase now = numbers_->now;
   if (now == phase::failed) return make_error(503, "The engine has failed", {}, 30);
+  if (now == phase::restarting) return make_error(503, "The engine is being restarted", {}, 2);
   if (!port() || now != phase::ready)
     return make_error(
         503, fmt::format("The model is loading (phase {}, {:.0f} %)", name(now), 100 * numbers_->progress), {}, 30);

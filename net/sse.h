@@ -6,6 +6,7 @@
 
 namespace troupe::sse {
 
+inline constexpr std::string_view comment = ": ";
 inline constexpr std::string_view data = "data: ", end = "\n\n", done = "data: [DONE]\n\n", ping = ": ping\n\n";
 
 } // namespace troupe::sse

@@ -59,13 +59,13 @@ void churn(uint64_t seed, bool with_cache) {
     if (!clients.empty() && one_in(10)) {
       auto& c = any();
       if (c.sink->next_state == turn_sink::state::full) c.sink->next_state = turn_sink::state::ok;
-      caf::anon_send(r.engine.fan_out, stream_resumed{c.turn});
+      caf::anon_send(r.engine.journal, stream_resumed{c.turn});
     }
     w.run_once();
   }
   for (auto& c : clients) {
     if (c.sink->next_state == turn_sink::state::full) c.sink->next_state = turn_sink::state::ok;
-    caf::anon_send(r.engine.fan_out, stream_resumed{c.turn});
+    caf::anon_send(r.engine.journal, stream_resumed{c.turn});
   }
   w.run();
   int64_t n_refused = 0;

@@ -21,8 +21,9 @@ struct script {
   std::vector<int32_t> answer; // ids after any prompt, then the end token
   int64_t nan_at = -1;         // logits of this generated token are NaN
   bool throws = false;
-  int32_t draft_block = 0; // 0: no drafter
-  int32_t wrong_every = 0; // every so many generated tokens the draft is wrong; 0: never
+  int32_t fatal_token = -1; // a row of this token breaks the rank
+  int32_t draft_block = 0;  // 0: no drafter
+  int32_t wrong_every = 0;  // every so many generated tokens the draft is wrong; 0: never
   struct row {
     int32_t slot = 0;
     int64_t start = 0, n_tokens = 0, n_images = 0;
@@ -49,13 +50,15 @@ public:
     int64_t n_rows = 0;
     for (const auto& r : rows) {
       const auto n = static_cast<int64_t>(r.tokens.size());
+      for (const auto id : r.tokens)
+        if (id == script_->fatal_token) throw std::runtime_error("scripted failure of a row");
       n_rows += n;
       step.push_back({r.slot, r.start, n, static_cast<int64_t>(r.images.size()), r.n_logits > 0, r.n_logits});
       if (static_cast<int64_t>(r.blocks.size()) * info_.block_tokens < r.start + n)
         throw std::runtime_error("the block table does not cover the rows");
-      n_prompt_[r.slot] = r.n_prompt;
+      follow(r);
       for (int32_t i = r.n_logits; i-- > 0;) {
-        const int64_t at = r.start + n - i - r.n_prompt; // generated before this one
+        const int64_t at = r.start + n - i - n_prompt_.at(r.slot); // generated before this one
         logits_.resize(logits_.size() + static_cast<size_t>(info_.vocabulary), 0.0F);
         auto* row = logits_.data() + logits_.size() - info_.vocabulary;
         row[answer_at(at)] = 10;
@@ -88,14 +91,28 @@ private:
     return at < static_cast<int64_t>(script_->answer.size()) ? script_->answer[static_cast<size_t>(at)] : 1;
   }
   std::shared_ptr<script> script_;
+  // A prompt may end with what was generated before a restart: it begins where the answer does.
+  void follow(const sequence_rows& r) {
+    auto& tokens = tokens_[r.slot];
+    tokens.resize(static_cast<size_t>(r.start));
+    tokens.insert(tokens.end(), r.tokens.begin(), r.tokens.end());
+    const auto n = static_cast<int64_t>(tokens.size());
+    if (r.start >= r.n_prompt || n < r.n_prompt) return;
+    auto& answer = script_->answer;
+    int64_t k = std::min<int64_t>(r.n_prompt, static_cast<int64_t>(answer.size()));
+    while (k > 0 && !std::equal(answer.begin(), answer.begin() + k, tokens.begin() + (r.n_prompt - k))) --k;
+    n_prompt_[r.slot] = r.n_prompt - k;
+  }
   std::map<int32_t, int64_t> n_prompt_; // of a slot's sequence
+  std::map<int32_t, std::vector<int32_t>> tokens_;
   model_info info_;
   std::vector<float> logits_;
 };
 
 struct table_script {
   int64_t n_rows = 0;
-  int32_t n_failures = 0; // this many reads fail
+  int32_t n_failures = 0;    // this many reads fail
+  int32_t broken_token = -1; // and every read of this token's row
 };
 
 // One byte a token.
@@ -108,8 +125,11 @@ public:
       --script_->n_failures;
       throw std::system_error(std::make_error_code(std::errc::io_error), "rows.bin: row 7");
     }
+    for (const auto& r : rows)
+      for (const auto id : r.tokens)
+        if (id == script_->broken_token)
+          throw std::system_error(std::make_error_code(std::errc::io_error), "rows.bin: row 9");
     script_->n_rows += static_cast<int64_t>(records.size());
-    (void)rows;
   }
 
 private:
@@ -188,6 +208,7 @@ public:
     ++n_failures;
     error = e;
   }
+  void note(std::string_view text) override { notes.emplace_back(text); }
   bool has_ended() const {
     return n_failures > 0 || (!choices.empty() && std::all_of(choices.begin(), choices.end(),
                                                               [](const choice& c) { return c.n_ends == 1; }));
@@ -195,6 +216,7 @@ public:
 
   std::vector<choice> choices;
   std::vector<int32_t> prompt_ids;
+  std::vector<std::string> notes;
   turn_usage usage;
   api_error error;
   state next_state = state::ok;

@@ -137,10 +137,10 @@ private:
     }
     records_.resize(n_rows * static_cast<size_t>(tables_->record_bytes_per_token()));
     if (n_rows > 0) tables_->read(rows, records_);
-    REQUIRE(!rank_.begin(placed, model_.get()).has_value());
+    REQUIRE(rank_.begin(placed, model_.get()).empty());
     step_result result{1, last_step_, {}, 0, 0};
-    if (n_rows > 0) result.results = rank_.run(placed.plan, records_, *model_, result.draft_us);
-    rank_.end(placed, n_rows > 0, *model_);
+    if (n_rows > 0) result.results = rank_.run(placed.plan, {}, records_, *model_, result.draft_us);
+    rank_.end(placed, {}, *model_);
     std::vector<accepted_tokens> accepted;
     policy_.accept(std::move(result), now_, accepted);
     for (const auto& a : accepted) {

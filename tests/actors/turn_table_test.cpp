@@ -32,7 +32,7 @@ struct table_world {
   }
   void step(std::vector<accepted_tokens> sequences) {
     now += 10ms;
-    table.accept({1, std::move(sequences)}, now, out);
+    table.accept({1, 1, std::move(sequences)}, now, out);
   }
   static std::vector<int32_t> words(const std::string& text) { return tiny_text()->words()->encode(text); }
   static accepted_tokens said(uint64_t id, const std::string& text, end_cause end = end_cause::none) {

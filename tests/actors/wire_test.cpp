@@ -44,23 +44,31 @@ sampling_params params() {
 }
 
 step_plan plan() {
-  step_plan p{4, 9, {}, {}, {}};
-  p.started.push_back({sequence_id{5}, 2, 77, {{3, 4, 5, 1}}, params(), "salt"});
-  p.rows.push_back({sequence_id{5}, 2, 12, {8, 9}, true});
-  p.ended.push_back({sequence_id{6}, -1});
+  step_plan p;
+  p.epoch = 4;
+  p.step = 9;
+  p.started.push_back({sequence_id{5}, 2, 77, {{3, 4, 5, 1, 6}}, params(), "salt", turn_id{2}, {1, 2}, {2}});
+  p.rows.push_back({sequence_id{5}, 2, 12, {8, 9}, true, 1, true});
+  p.ended.push_back({sequence_id{6}, -1, 40, true});
+  p.ends_resume = true;
+  p.with_images = {sequence_id{11}, sequence_id{12}};
   return p;
 }
 
 } // namespace
 
 TEST_CASE_FIXTURE(wire_world, "wire: admission") {
-  turn_admit t{turn_id{1}, {}};
-  t.sequences.push_back({t.turn, sequence_id{2}, -3, {1, 2, 3}, {{5, 6, 7, 0}}, 99, params(), "s"});
+  turn_admit t{turn_id{1}, {}, true, 6};
+  t.sequences.push_back({t.turn, sequence_id{2}, -3, {1, 2, 3}, {{5, 6, 7, 0, 8}}, 99, params(), "s", true, {4, 5}});
   const auto back = round_trip(t);
   CHECK(back.sequences.at(0).sampling.bad_words == params().bad_words);
   CHECK(back.sequences.at(0).prompt == std::vector<int32_t>{1, 2, 3});
+  CHECK(back.sequences.at(0).generated == std::vector<int32_t>{4, 5});
+  CHECK(back.is_resumed);
+  CHECK(round_trip(images_wanted{turn_id{3}, 7}).ranks == 7);
+  CHECK(round_trip(images_sent{turn_id{3}, 8}).ranks == 8);
   round_trip(turn_queued{turn_id{3}});
-  CHECK(round_trip(turn_refused{turn_id{3}, {429, "RateLimitError", "full", "p", 7}}).why.retry_after_s == 7);
+  CHECK(round_trip(turn_refused{turn_id{3}, {429, "RateLimitError", "full", "p", 7, 2}}).why.retry_after_s == 7);
   const image_piece piece{{sequence_id{8}, sequence_id{9}}, 1, 2, 3, 4, 5, 6, 7, {1, 2, 255}};
   const auto image = round_trip(piece);
   CHECK(image.sequences == piece.sequences);
@@ -69,9 +77,12 @@ TEST_CASE_FIXTURE(wire_world, "wire: admission") {
 
 TEST_CASE_FIXTURE(wire_world, "wire: a step on its way round the ring") {
   CHECK(round_trip(plan()).started.at(0).images.at(0).grid_w == 5);
-  const step_placed placed{plan(), {{sequence_id{5}, {block_id{3}, block_id{1}}}}, {{sequence_id{5}, 64}}};
+  CHECK(round_trip(plan()).with_images == plan().with_images);
+  step_placed placed;
+  placed.plan = plan();
+  placed.blocks = {{sequence_id{5}, {block_id{3}, block_id{1}}}};
   CHECK(round_trip(placed).blocks.at(0).blocks == placed.blocks[0].blocks);
-  CHECK(round_trip(step_ready{placed, 1, "why"}).failure == "why");
+  CHECK(round_trip(step_ready{placed, 1, {{sequence_id{5}, "why", 503}}}).failures.at(0).why == "why");
   step_placed cached = placed;
   cached.cached = {{sequence_id{5}, 64, snapshot_id{9}, {1, 2}, {3}}};
   cached.saves_before = {{1, 70, snapshot_id{4}}};
@@ -92,18 +103,26 @@ TEST_CASE_FIXTURE(wire_world, "wire: a step on its way round the ring") {
 }
 
 TEST_CASE_FIXTURE(wire_world, "wire: tokens, ends and side inputs") {
-  tokens_accepted t{3, {}};
+  tokens_accepted t{2, 3, {}};
   t.sequences.push_back({sequence_id{1}, {{5, 0, {}}}, 2, 3, end_cause::length, "x", 400, 5, 4});
   CHECK(round_trip(t).sequences.at(0).end == end_cause::length);
   round_trip(turn_stopped{sequence_id{1}});
   round_trip(stream_paused{turn_id{1}});
   round_trip(stream_resumed{turn_id{1}});
   round_trip(client_gone{turn_id{1}});
-  CHECK(round_trip(turn_failed{turn_id{1}, {408, "t", "m", "", 0}}).why.status == 408);
+  CHECK(round_trip(turn_failed{turn_id{1}, {408, "t", "m", "", 0, 0}}).why.status == 408);
   CHECK(round_trip(turn_ended{turn_id{1}, {1, 2, 3, 4, 5, 6}, "stop", 5, 6, 7}).usage.rejected_drafts == 6);
   CHECK(round_trip(draft_limit{3}).n_tokens == 3);
   CHECK(round_trip(drain_begin{true, "w"}).why == "w");
-  CHECK(round_trip(wiring{6, nullptr}).epoch == 6);
+  wiring w;
+  w.epoch = 6;
+  w.ranks = 3;
+  w.rank_actors.resize(2);
+  CHECK(round_trip(w).epoch == 6);
+  CHECK(round_trip(w).rank_actors.size() == 2);
+  CHECK(round_trip(epoch_begun{4}).epoch == 4);
+  CHECK(round_trip(turns_resumed{5}).epoch == 5);
+  CHECK(round_trip(fetch_resumed{5, 6, {{sequence_id{1}, {}, {3, 4}, 9}}}).sequences.at(0).tokens.size() == 2);
   scheduler_status s;
   s.n_ended = {1, 2, 3, 4, 5};
   s.draining = true;

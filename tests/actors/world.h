@@ -2,6 +2,7 @@
 #pragma once
 
 #include "actors/ring.h"
+#include "actors/supervisor.h"
 #include "actors/system.h"
 #include "storage/log.h"
 #include "tests/actors/doubles.h"
@@ -39,6 +40,11 @@ public:
 
   template <class handle> handle own(handle h) {
     owned_.push_back(caf::actor_cast<caf::actor>(h));
+    return h;
+  }
+  // It ends before all that were owned until now.
+  template <class handle> handle own_first(handle h) {
+    owned_.insert(owned_.begin(), caf::actor_cast<caf::actor>(h));
     return h;
   }
   // One message of one actor. False: nothing is left to run.
@@ -94,7 +100,6 @@ struct scripted_ring {
                          std::function<void(ring_config&)> change = {})
       : w(w), text(tiny_text()), numbers(std::make_shared<counters>()) {
     limits.eos = 1;
-    ring_config config;
     config.limits = limits;
     config.n_ranks = n_ranks;
     config.detached = false;
@@ -111,16 +116,14 @@ struct scripted_ring {
     for (const auto& a : engine.all()) w.own(a);
     for (const auto& r : engine.ranks) w.ask<bool>(r, load_atom_v);
     for (const auto& e : engine.engram_fetches) w.ask<bool>(e, load_atom_v);
-    wire(engine, 1);
+    wire(engine);
     parts.info.vocabulary = text->words()->size();
     parts.info.image_token = 2046;
     parts.max_context = 4096;
     parts.text = text;
     parts.numbers = numbers;
     numbers->now = phase::ready;
-    parts.scheduler = engine.scheduler;
-    parts.fan_out = engine.fan_out;
-    parts.ranks = engine.ranks;
+    parts.journal = engine.journal;
     parts.prepare = w.own(spawn_prepare(w.system(), {parts.config, parts.info, parts.max_context}, text, 0));
     w.run();
     w.seen.clear();
@@ -153,7 +156,16 @@ struct scripted_ring {
   request_actor start(chat_request r, const std::shared_ptr<recording_sink>& sink) {
     return spawn_request(w.system(), parts, std::move(r), sink);
   }
-  scheduler_status status() { return *w.ask<scheduler_status>(engine.scheduler, status_atom_v); }
+  void supervise() {
+    supervisor = w.own_first(
+        spawn_supervisor(w.system(), config, engine, text, numbers, [this](const std::string& why) { failure = why; }));
+    w.run();
+  }
+  wiring who() { return *w.ask<wiring>(supervisor, wiring_atom_v); }
+  scheduler_status status() {
+    return *w.ask<scheduler_status>(supervisor ? caf::actor_cast<scheduler_actor>(who().scheduler) : engine.scheduler,
+                                    status_atom_v);
+  }
   bool is_idle() {
     const auto s = status();
     return s.n_running == 0 && s.n_waiting == 0 && s.n_blocks_used == 0;
@@ -165,8 +177,11 @@ struct scripted_ring {
   std::shared_ptr<counters> numbers;
   std::vector<std::shared_ptr<script>> scripts; // of each rank
   std::shared_ptr<table_script> tables = std::make_shared<table_script>();
+  ring_config config; // as the ring was spawned
   ring engine;
   front parts;
+  supervisor_actor supervisor; // none unless supervise() was called
+  std::string failure;         // what the supervisor gave up with
   uint64_t last_turn = 0;
 };
 

@@ -63,7 +63,10 @@ std::shared_ptr<const engine_port> scripted_engine::port() {
 request_actor scripted_engine::start(chat_request request, std::shared_ptr<turn_sink> sink) {
   const turn_id id = request.turn;
   auto actor = system_.spawn([this, id](request_actor::pointer self) -> request_actor::behavior_type {
-    return {[](const turn_prepared&) {}, [](const turn_queued&) {}, [](const turn_refused&) {},
+    return {[](const turn_prepared&) {},
+            [](const turn_queued&) {},
+            [](const turn_refused&) {},
+            [](const images_wanted&) {},
             [this, id](const client_gone&) {
               std::lock_guard lock(mutex_);
               for (auto& t : turns_)

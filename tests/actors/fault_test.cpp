@@ -1,0 +1,60 @@
+// Rows of side tables that cannot be read: who is told, and who does not notice.
+#include "actors/request.h"
+#include "tests/actors/world.h"
+
+#include <doctest/doctest.h>
+
+using namespace troupe;
+
+namespace {
+
+std::shared_ptr<recording_sink> sink() { return std::make_shared<recording_sink>(); }
+
+} // namespace
+
+TEST_CASE("ring: a table read that fails once is tried again") {
+  world w;
+  scripted_ring r(w);
+  r.say(" fine");
+  r.tables->n_failures = 1;
+  const auto out = sink();
+  r.start(r.completion("Hi"), out);
+  w.run();
+  CHECK(out->choices.at(0).content == " fine");
+}
+
+TEST_CASE("ring: an unreadable table row fails the sequence that needs it, and the others of its step go on") {
+  for (const int32_t n_ranks : {1, 2}) {
+    CAPTURE(n_ranks);
+    world w;
+    scripted_ring r(w, scripted_ring::small_limits(), n_ranks);
+    r.say(" a b c d e");
+    r.tables->broken_token = r.text->words()->encode(" zebra").front();
+    const auto good = sink(), bad = sink();
+    r.start(r.completion("One two three"), good);
+    r.start(r.completion("One zebra three"), bad);
+    w.run();
+    CHECK(bad->error.status == 503);
+    CHECK(bad->error.message.find("rows.bin") != std::string::npos);
+    CHECK(bad->n_opens == 1);
+    CHECK(good->choices.at(0).content == " a b c d e");
+    CHECK(r.is_idle());
+  }
+}
+
+TEST_CASE("ring: an unreadable table row fails its request with 503 and the service goes on") {
+  world w;
+  scripted_ring r(w);
+  r.say(" fine");
+  r.tables->n_failures = 2;
+  const auto bad = sink(), good = sink();
+  r.start(r.completion("Hi"), bad);
+  w.run();
+  CHECK(bad->error.status == 503);
+  CHECK(bad->error.message.find("rows.bin") != std::string::npos);
+  CHECK(r.numbers->ended_error == 1);
+  r.start(r.completion("Hi"), good);
+  w.run();
+  CHECK(good->choices.at(0).content == " fine");
+  CHECK(r.is_idle());
+}
