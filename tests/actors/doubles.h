@@ -86,11 +86,10 @@ public:
   }
   void drop_image(int32_t) override { ++script_->n_dropped; }
 
+protected:
+  std::map<int32_t, std::vector<int32_t>> tokens_; // that a slot was fed
+
 private:
-  int32_t answer_at(int64_t at) const {
-    return at < static_cast<int64_t>(script_->answer.size()) ? script_->answer[static_cast<size_t>(at)] : 1;
-  }
-  std::shared_ptr<script> script_;
   // A prompt may end with what was generated before a restart: it begins where the answer does.
   void follow(const sequence_rows& r) {
     auto& tokens = tokens_[r.slot];
@@ -103,8 +102,12 @@ private:
     while (k > 0 && !std::equal(answer.begin(), answer.begin() + k, tokens.begin() + (r.n_prompt - k))) --k;
     n_prompt_[r.slot] = r.n_prompt - k;
   }
+  int32_t answer_at(int64_t at) const {
+    if (at < 0) throw std::logic_error("the scripted answer is asked for before the prompt ends");
+    return at < static_cast<int64_t>(script_->answer.size()) ? script_->answer[static_cast<size_t>(at)] : 1;
+  }
+  std::shared_ptr<script> script_;
   std::map<int32_t, int64_t> n_prompt_; // of a slot's sequence
-  std::map<int32_t, std::vector<int32_t>> tokens_;
   model_info info_;
   std::vector<float> logits_;
 };

@@ -51,8 +51,12 @@ public:
   bool run_once() {
     if (!sched_.has_job()) return false;
     auto& job = sched_.next_job<caf::scheduled_actor>();
-    if (auto* element = job.mailbox().peek(); element && element->content().size() > 0)
-      ++seen[{job.name(), element->content().type(0).second}];
+    if (auto* element = job.mailbox().peek(); element && element->content().size() > 0) {
+      const auto* type = element->content().type(0).second;
+      ++seen[{job.name(), type}];
+      for (const std::string_view part : {std::string_view(job.name()), std::string_view(type ? type->name() : "")})
+        for (const char c : part) trace_hash = (trace_hash ^ static_cast<uint8_t>(c)) * 0x100000001b3; // FNV-1a
+    }
     sched_.run_once();
     return true;
   }
@@ -69,6 +73,7 @@ public:
     sched_.advance_time(d);
     run();
   }
+  void advance_only(std::chrono::microseconds d) { sched_.advance_time(d); }
   template <class message> int count(const std::string& actor) const {
     for (const auto& [key, n] : seen)
       if (key.first == actor && key.second && *key.second == typeid(message)) return n;
@@ -83,6 +88,7 @@ public:
   }
 
   trace seen;
+  uint64_t trace_hash = 0xcbf29ce484222325; // of actor and type of every message, in order
 
 private:
   test_config config_;
