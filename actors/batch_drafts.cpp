@@ -6,44 +6,41 @@
 
 namespace troupe {
 
-// Decoding rows get drafts to verify, and rows that sample are asked for new ones. No more than the sequence can still
-// deliver, so its reserved blocks cover them: behind the last draft there is always a token of the target.
-void batch_policy::plan_drafts(step_plan& plan) {
+// The rows that decode get drafts to verify, no more than the sequence can still deliver, so its reserved blocks cover
+// them: behind the last draft there is always a token of the target. Precondition: the plan holds no prompts yet.
+void batch_policy::plan_drafts(step_plan& plan, int64_t n_prompt_rows) {
   shape_ = {};
+  shape_.n_decoding = static_cast<int64_t>(plan.rows.size());
+  shape_.n_rows = shape_.n_decoding;
   if (limits_.drafts.block == 0) return;
-  const auto of = [this](const planned_rows& r) -> sequence& {
+  offers_.clear();
+  for (const auto& r : plan.rows) {
     const auto& [t, i] = by_sequence_.at(r.id);
-    return t->sequences[i];
-  };
-  std::vector<draft_policy::offer> offers;
-  std::vector<std::pair<planned_rows*, sequence*>> decoding;
-  for (auto& r : plan.rows) {
-    auto& s = of(r);
-    shape_.n_rows += static_cast<int64_t>(r.tokens.size());
-    if (s.n_left() > 0) {
-      shape_.has_prompts = true;
-    } else {
-      const int64_t n_room = s.n_blocks * limits_.block_tokens - s.n_done - 1;
-      const auto n_useful = std::min<int64_t>({s.what.max_tokens - s.n_generated - 1, n_room, limits_.drafts.block});
-      offers.push_back({&s.drafts, static_cast<int32_t>(std::max<int64_t>(n_useful, 0))});
-      decoding.emplace_back(&r, &s);
-    }
+    const auto& s = t->sequences[i];
+    const int64_t n_room = s.n_blocks * limits_.block_tokens - s.n_done - 1;
+    const auto n_useful = std::min<int64_t>({s.what.max_tokens - s.n_generated - 1, n_room, limits_.drafts.block});
+    offers_.push_back({&s.drafts, static_cast<int32_t>(std::max<int64_t>(n_useful, 0))});
   }
-  drafts_.choose(offers, shape_.n_rows - static_cast<int64_t>(decoding.size()));
-  for (size_t i = 0; i < offers.size(); ++i) {
-    auto& [row, s] = decoding[i];
-    const auto& ids = s->drafts.ids;
-    row->n_drafts = offers[i].n_chosen;
-    row->tokens.insert(row->tokens.end(), ids.begin(), ids.begin() + row->n_drafts);
-    shape_.n_rows += row->n_drafts;
-    step_.n_decode_rows += row->n_drafts;
+  drafts_.choose(offers_, n_prompt_rows);
+  for (size_t i = 0; i < offers_.size(); ++i) {
+    auto& row = plan.rows[i];
+    const auto& ids = offers_[i].drafts->ids;
+    row.n_drafts = offers_[i].n_chosen;
+    row.tokens.insert(row.tokens.end(), ids.begin(), ids.begin() + row.n_drafts);
+    shape_.n_rows += row.n_drafts;
   }
-  shape_.n_decoding = static_cast<int64_t>(decoding.size());
+}
+
+// Rows that sample are asked for new drafts. Precondition: the plan is complete.
+void batch_policy::ask_for_drafts(step_plan& plan) {
+  if (limits_.drafts.block == 0) return;
   const auto n_sampling = std::count_if(plan.rows.begin(), plan.rows.end(), [](const auto& r) { return r.samples; });
   if (!drafts_.wants_drafts(n_sampling)) return;
   for (auto& r : plan.rows) {
-    const auto& s = of(r);
-    r.wants_drafts = r.samples && s.what.max_tokens - s.n_generated > 2; // one token now, and then two with a draft
+    if (!r.samples) continue;
+    const auto& [t, i] = by_sequence_.at(r.id);
+    const auto& s = t->sequences[i];
+    r.wants_drafts = s.what.max_tokens - s.n_generated > 2; // one token now, and then two with a draft
     shape_.n_drafting += r.wants_drafts;
   }
 }
@@ -57,7 +54,7 @@ void batch_policy::take_drafts(sequence& s, sequence_result& r) {
 
 // Steps with rows of prompts, or without a result of the model, say nothing about the cost of drafts.
 void batch_policy::learn_step(const step_result& result) {
-  if (!shape_.has_prompts && shape_.n_decoding > 0 && result.compute_us > 0)
+  if (limits_.drafts.block > 0 && !shape_.has_prompts && shape_.n_decoding > 0 && result.compute_us > 0)
     drafts_.observe_cost(shape_.n_decoding, shape_.n_rows, result.compute_us, shape_.n_drafting, result.draft_us);
 }
 

@@ -18,30 +18,35 @@ int64_t sound_tokens(const sequence_result& r, int64_t before) {
 
 } // namespace
 
-int64_t batch_policy::blocks_to_start(const sequence& s) const {
-  const auto n_prompt = static_cast<int64_t>(s.what.prompt.size());
-  return blocks_for(limits_.overcommit ? std::min(s.n_most, n_prompt + limits_.start_margin()) : s.n_most);
-}
-
-bool batch_policy::fits(const turn& t) const {
+bool batch_policy::fits(const turn& t, int64_t n_held) const {
   if (t.n_live > static_cast<int64_t>(free_slots_.size())) return false;
-  int64_t n = n_reserved_;
+  int64_t n = n_held;
   for (const auto& s : t.sequences)
     if (s.live) n += blocks_to_start(s);
   return n <= limits_.n_blocks;
 }
 
 void batch_policy::start_turns(time now) {
-  const auto fits_now = [this](const turn& t) { return fits(t); };
-  for (auto t = waiting_.next(fits_now, now); t != waiting_.end(); t = waiting_.next(fits_now, now)) {
+  if (waiting_.empty()) return;
+  int64_t n_held = blocks_held();
+  const auto fits_now = [&](const turn& t) { return fits(t, n_held); };
+  for (;;) {
+    const auto t = waiting_.next(fits_now, now);
+    if (t == waiting_.end()) {
+      if (!park_paused()) return;
+      n_held = blocks_held();
+      continue;
+    }
     if (!t->is_parked) t->started_at = now;
     t->is_started = true;
+    t->n_gained = 0;
     for (auto& s : t->sequences) {
       if (!s.live) continue;
       s.slot = free_slots_.back();
       free_slots_.pop_back();
       s.n_blocks = blocks_to_start(s);
       n_reserved_ += s.n_blocks;
+      n_held += s.n_blocks;
       ++n_running_;
     }
     waiting_.move_to(running_, t);
@@ -73,36 +78,51 @@ void batch_policy::plan_rows(step_plan& plan, const turn& t, sequence& s, int64_
   plan.rows.push_back({s.what.id, s.slot, s.n_done, {from, from + n_rows}, s.n_done + n_rows == n_prompt});
 }
 
-// `budget`: rows that the step has room for. While streams run, their gap bounds the rows too.
-void batch_policy::plan_prefill(step_plan& plan, int64_t budget) {
+// The prompts that could advance; returns the rows they want.
+int64_t batch_policy::find_prompts() {
   candidates_.clear();
+  int64_t n_wanted = 0;
   for (auto& t : running_) {
     if (t.paused) continue;
     bool is_led = false; // an earlier choice is computing this prompt, and has more than a step to go
     for (auto& s : t.sequences) {
       if (!s.what.shares_prompt) is_led = false;
       if (!s.live || s.n_left() <= 0) continue;
-      if (!is_led || s.n_done > 0) candidates_.push_back({&s, &t, 0});
+      if (!is_led || s.n_done > 0) {
+        candidates_.push_back({&s, &t, 0});
+        n_wanted += s.n_left();
+      }
       is_led = is_led || s.n_left() > limits_.chunk_tokens;
     }
   }
+  return n_wanted;
+}
+
+void batch_policy::plan_prefill(step_plan& plan, int64_t budget) {
   if (candidates_.empty()) return;
-  if (step_.n_decode_rows > 0) budget = cost_.prefill_rows(step_.n_decode_rows, 1000.0 * limits_.max_gap_ms, budget);
+  shape_.has_prompts = true;
   share_.split(candidates_, budget);
   for (const auto& c : candidates_)
     if (c.n_rows > 0) plan_rows(plan, *c.turn, *c.sequence, c.n_rows);
 }
 
+// Streams first, then their drafts, then what the gap of the streams leaves to prompts.
 step_plan batch_policy::plan(time now) {
   step_plan plan;
-  plan.ended = std::exchange(ended_, {});
   start_turns(now);
   step_ = {};
-  if (limits_.overcommit) make_room(plan);
+  if (limits_.overcommit) make_room();
+  plan.ended = std::exchange(ended_, {});
   plan_decode(plan);
-  for (const auto& r : plan.rows) step_.n_decode_rows += static_cast<int64_t>(r.tokens.size());
-  plan_prefill(plan, limits_.max_rows() - step_.n_decode_rows);
-  plan_drafts(plan);
+  const auto n_streams = static_cast<int64_t>(plan.rows.size());
+  const int64_t n_wanted = find_prompts(), most = limits_.max_rows() - n_streams;
+  const auto budget = [&](int64_t n_rows) {
+    return n_rows == 0 ? most : cost_.prefill_rows(n_rows, 1000.0 * limits_.max_gap_ms, most);
+  };
+  plan_drafts(plan, n_wanted == 0 ? 0 : std::min(n_wanted, budget(n_streams)));
+  step_.n_decode_rows = shape_.n_rows;
+  plan_prefill(plan, budget(step_.n_decode_rows));
+  ask_for_drafts(plan);
   return plan;
 }
 
@@ -115,8 +135,9 @@ void batch_policy::correct_end(const sequence_result& r) {
 void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence& s, time now,
                                  std::vector<accepted_tokens>& out) {
   accepted_tokens a{r.id, {}, 0, 0, end_cause::none, {}, r.status, r.n_drafts, r.n_accepted};
+  if (s.n_cached < 0) s.n_cached = r.cached_tokens; // what it finds of its own after a parking is no hit
   if (s.n_generated == 0) {
-    a.cached_tokens = s.what.shares_prompt ? 0 : r.cached_tokens;
+    a.cached_tokens = s.what.shares_prompt ? 0 : s.n_cached;
     a.queue_us = std::chrono::duration_cast<std::chrono::microseconds>(t->started_at - t->queued_at).count();
   }
   take_drafts(s, r);
@@ -126,7 +147,7 @@ void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence
     const int32_t id = r.tokens[n++].id;
     s.last = id;
     ++s.n_generated;
-    if (limits_.overcommit) s.generated.push_back(id);
+    s.generated.push_back(id);
     if (id == limits_.eos && !s.what.sampling.ignore_eos)
       a.end = end_cause::eos;
     else if (std::find(stops.begin(), stops.end(), id) != stops.end())
@@ -134,6 +155,7 @@ void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence
     else if (s.n_generated >= s.what.max_tokens)
       a.end = end_cause::length;
   }
+  t->n_gained += static_cast<int64_t>(n);
   r.tokens.resize(n); // what lies behind an end was never generated
   a.n_accepted = std::min(a.n_accepted, static_cast<int32_t>(n));
   a.tokens = std::move(r.tokens);

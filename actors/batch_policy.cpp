@@ -96,6 +96,7 @@ std::optional<api_error> batch_policy::admit(turn_admit admit, time now) {
 
 void batch_policy::drop_turn(turns::iterator t) {
   by_turn_.erase(t->id);
+  n_paused_ -= t->paused;
   if (t->is_started)
     running_.erase(t);
   else
@@ -138,7 +139,10 @@ void batch_policy::stop(sequence_id id) {
 }
 
 void batch_policy::set_paused(turn_id id, bool paused) {
-  if (const auto found = by_turn_.find(id); found != by_turn_.end()) found->second->paused = paused;
+  const auto found = by_turn_.find(id);
+  if (found == by_turn_.end() || found->second->paused == paused) return;
+  found->second->paused = paused;
+  n_paused_ += paused ? 1 : -1;
 }
 
 std::vector<sequence_id> batch_policy::with_images() const {
@@ -146,10 +150,6 @@ std::vector<sequence_id> batch_policy::with_images() const {
   for (const auto& [id, place] : by_sequence_)
     if (!place.first->sequences[place.second].what.images.empty()) out.push_back(id);
   return out;
-}
-
-int64_t batch_policy::n_paused() const {
-  return std::count_if(running_.begin(), running_.end(), [](const turn& t) { return t.paused; });
 }
 
 void batch_policy::fail_all(const std::string& why, int32_t status, std::vector<accepted_tokens>& out) {

@@ -20,7 +20,7 @@
 namespace troupe {
 
 // Invariant: every running sequence has one slot of its own and blocks reserved for the positions it has, and for all
-// it may ever have unless `overcommit` is set: then what was started may be parked, which its client does not see.
+// it may ever have unless `overcommit` is set: then what was started may be parked, of which its client sees a pause.
 class batch_policy {
 public:
   using time = std::chrono::steady_clock::time_point;
@@ -51,7 +51,7 @@ public:
   int64_t n_running() const { return n_running_; }      // sequences
   int64_t n_waiting() const { return waiting_.size(); } // turns, parked ones included
   int64_t n_parkings() const { return n_parkings_; }    // so far
-  int64_t n_paused() const;
+  int64_t n_paused() const { return n_paused_; }
   int64_t n_blocks_reserved() const { return n_reserved_; }
   bool is_idle() const { return running_.empty() && waiting_.empty(); }
   bool is_draining() const { return draining_; }
@@ -70,18 +70,22 @@ private:
 
   int64_t blocks_for(int64_t n_tokens) const;
   int64_t blocks_to_start(const sequence&) const;
-  bool fits(const turn&) const;
+  bool fits(const turn&, int64_t n_held) const;
   void release(sequence&);
-  int64_t blocks_to_grow() const;
-  void make_room(step_plan&);
-  void park(turns::iterator, step_plan&);
+  int64_t blocks_held() const;
+  int64_t grow(int64_t n_more, bool is_asked);
+  void make_room();
+  bool park_paused();
+  void park(turns::iterator);
   void start_turns(time now);
   void end_sequence(turns::iterator, sequence&, end_cause);
   void correct_end(const sequence_result&);
   void drop_turn(turns::iterator);
   void plan_decode(step_plan&);
+  int64_t find_prompts();
   void plan_prefill(step_plan&, int64_t budget);
-  void plan_drafts(step_plan&);
+  void plan_drafts(step_plan&, int64_t n_prompt_rows);
+  void ask_for_drafts(step_plan&);
   void take_drafts(sequence&, sequence_result&);
   void learn_step(const step_result&);
   void plan_rows(step_plan&, const turn&, sequence&, int64_t n_rows);
@@ -96,7 +100,7 @@ private:
   std::unordered_map<sequence_id, std::pair<turns::iterator, size_t>> by_sequence_;
   std::vector<int32_t> free_slots_;
   std::vector<sequence_end> ended_; // not told yet
-  int64_t n_reserved_ = 0, n_running_ = 0, n_parkings_ = 0;
+  int64_t n_reserved_ = 0, n_running_ = 0, n_parkings_ = 0, n_paused_ = 0;
   std::array<int64_t, 5> n_ended_{};
   draft_policy drafts_;
   struct { // of the plan that is out
@@ -108,7 +112,8 @@ private:
   step step_;
   step_cost cost_;
   prefill_share share_;
-  std::vector<prefill_share::candidate> candidates_; // kept for its memory
+  std::vector<prefill_share::candidate> candidates_; // kept for their memory
+  std::vector<draft_policy::offer> offers_;
 };
 
 } // namespace troupe

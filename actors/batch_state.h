@@ -20,9 +20,9 @@ struct batch_limits {
   int32_t eos = 1;
   draft_limits drafts;
   int32_t max_gap_ms = 250; // between two steps of a stream, as far as rows of prompts decide it
-  // A turn starts when its prompts and `start_margin` tokens fit, not all it may ever generate. When blocks run out,
-  // turns are parked: their blocks go, and they come back with what they generated as a part of their prompt. Exact
-  // only where prefill and decode give the same bits, so it is off unless asked for.
+  // A turn starts when its prompts and `start_margin` tokens fit beside the same margin of those that run, not all it
+  // may ever generate. When blocks run out, turns are parked: their blocks go to the prefix cache, and they come back
+  // with what they generated as a part of their prompt. Exact where prefill and decode give the same bits.
   bool overcommit = false;
   int64_t start_margin() const { return 4 * block_tokens; }
   // Rows of one step at most: every running sequence can decode, and a prefill always advances.
@@ -43,9 +43,9 @@ struct batch_sequence {
   int32_t last = 0;                    // the token the next decode row feeds
   sequence_drafts drafts;              // behind `last`
   int64_t n_most = 0, n_blocks = 0;    // positions it may ever have; blocks reserved for it
-  // With overcommit: tokens gained, of which the first n_resumed are the end of what.prompt.
-  std::vector<int32_t> generated;
+  std::vector<int32_t> generated;      // tokens gained, of which the first n_resumed are the end of what.prompt
   int64_t n_resumed = 0;
+  int64_t n_cached = -1; // of the prompt, found when its first rows ran; -1: they have not
   // prefill_share's: rows it may still take in this visit, its place in the round, plans since it last had rows.
   int64_t deficit = 0;
   uint64_t visit = 0;
@@ -61,11 +61,15 @@ struct batch_turn {
   int64_t n_live = 0;
   int32_t rank = 0; // its class
   bool paused = false, is_started = false, is_parked = false;
+  int32_t n_parked = 0; // times, while its reader was not behind
+  int64_t n_gained = 0; // tokens since it last started
   time queued_at{}, started_at{};
   // wait_queue's: what orders it, when it was first passed by, and how often.
   time due{}, passed_at{};
   int32_t n_passed = 0;
 };
+// Each two parkings raise its class, so that none is put off for ever.
+inline int32_t class_now(const batch_turn& t) { return t.rank > t.n_parked / 2 ? t.rank - t.n_parked / 2 : 0; }
 using batch_turns = std::list<batch_turn>; // stable addresses; a turn moves between lists by splice
 
 } // namespace troupe

@@ -30,6 +30,7 @@ const setting table[] = {
     {"max_context", &settings::max_context, "Tokens of prompt and answer together; 0: what the model says.", 0, 1 << 30},
     {"chunk_tokens", &settings::chunk_tokens, "Tokens of prompts and answers in one step.", 1, 65536},
     {"max_gap", &settings::max_gap_ms, "Milliseconds between two tokens of a stream that prompts beside it may cause.", 1, 600000},
+    {"overcommit", &settings::overcommit, "Start a request before all its max_tokens have room; when room runs out, the youngest of the lowest class waits and goes on later."},
     {"kv_memory_mb", &settings::kv_memory_bytes, "MiB for the KV cache and the state of sequences.", 1, 1 << 24, {}, mib},
     {"snapshot_memory_mb", &settings::snapshot_memory_bytes, "MiB on each rank for the prefix cache's snapshots of window state; 0 holds none.", 0, 1 << 24, {}, mib},
     {"snapshot_interval", &settings::snapshot_interval, "Tokens between snapshots along a sequence; 0: only at ends and forks of prompts.", 0, 1 << 30},

@@ -96,7 +96,7 @@ void kv_ledger::open(sequence_start&& start) {
   TROUPE_CHECK(pool_.open(id), "a sequence starts once");
   auto& s = sequences_[id];
   s.start = std::move(start);
-  s.floor = late_floor(s.start.n_prompt);
+  s.floor = late_floor(s.start.n_asked());
   if (index_.max_snapshots() > 0) append_symbols(s.symbols, s.start.prompt, 0, s.start.images);
 }
 
@@ -120,7 +120,7 @@ bool kv_ledger::place_rows(planned_rows& r, step_placed& placed) {
 
 bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed) {
   prefix_index::hit hit;
-  const int64_t n_prompt = s.start.n_prompt, floor = late_floor(n_prompt);
+  const int64_t n_prompt = s.start.n_prompt, floor = late_floor(s.start.n_asked());
   if (index_.max_snapshots() > 0) {
     hit = index_.find(s.start.cache_salt, s.symbols, floor);
     if (has_leader(s, hit.n_tokens)) return false;

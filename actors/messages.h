@@ -144,6 +144,7 @@ struct sequence_start { // rides in the first plan of a sequence
   turn_id turn{};
   std::vector<int32_t> prompt;    // whole; up to kv_cache only, which sends the ranks what they need of it
   std::vector<int32_t> generated; // the end of `prompt` that the sequence generated before it was parked
+  int64_t n_asked() const { return n_prompt - static_cast<int64_t>(generated.size()); } // what the client sent
 };
 struct planned_rows {
   sequence_id id{};

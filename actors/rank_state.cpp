@@ -222,7 +222,7 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     row.blocks = s.blocks;
     row.images = s.spans;
     row.image_handles = s.handles;
-    row.n_prompt = s.start.n_prompt;
+    row.n_prompt = s.start.n_asked();
     row.n_logits = r.samples ? r.n_drafts + 1 : 0;
     if (s.sampler && r.start < s.start.n_prompt) s.sampler->see_prompt(r.tokens);
   }

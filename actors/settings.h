@@ -26,6 +26,7 @@ struct settings {
   int64_t max_context = 0;    // 0: what the model says
   int32_t chunk_tokens = 512; // rows of one step
   int32_t max_gap_ms = 250;   // between tokens of a stream while prompts are read
+  bool overcommit = true;     // start before all of max_tokens has room; park turns when blocks run out
   int64_t kv_memory_bytes = int64_t{2} << 30;
   int64_t snapshot_memory_bytes = int64_t{512} << 20; // prefix cache: window state, of each rank
   int64_t snapshot_interval = 4096;                   // tokens between snapshots of that kind; 0: none of it

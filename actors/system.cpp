@@ -125,6 +125,7 @@ batch_limits runtime::impl::plan_limits() const {
   limits.max_queue = c.max_queue;
   limits.chunk_tokens = c.chunk_tokens;
   limits.max_gap_ms = c.max_gap_ms;
+  limits.overcommit = c.overcommit;
   limits.block_tokens = parts.info.block_tokens;
   limits.eos = parts.info.eos;
   if (drafts()) limits.drafts = {parts.info.draft_block, c.draft_tokens, c.draft_depth == "adaptive"};

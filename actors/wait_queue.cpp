@@ -29,7 +29,9 @@ batch_turns::iterator wait_queue::push(batch_turn&& t) {
 }
 
 void wait_queue::take_back(batch_turns& from, batch_turns::iterator t) {
-  t->due = t->queued_at + patience[t->rank] - before_all;
+  const int32_t rank = class_now(*t);
+  t->due = t->queued_at + patience[rank];
+  if (rank == 0) t->due -= before_all;
   t->n_passed = max_passes;
   turns_.splice(place(t->due), from, t);
 }
@@ -40,15 +42,18 @@ int64_t wait_queue::n_before(int32_t rank, time now) const {
   return n;
 }
 
+batch_turns::iterator wait_queue::first() {
+  return std::find_if(turns_.begin(), turns_.end(), [](const batch_turn& t) { return !t.paused; });
+}
+
 batch_turns::iterator wait_queue::next(const std::function<bool(const batch_turn&)>& fits, time now) {
-  if (turns_.empty()) return turns_.end();
-  const auto first = turns_.begin();
-  if (fits(*first)) return first;
+  const auto first = this->first();
+  if (first == turns_.end() || fits(*first)) return first;
   if (first->n_passed == 0) first->passed_at = now;
   if (first->n_passed >= max_passes || now - first->passed_at > max_passing) return turns_.end();
   auto at = std::next(first);
   for (int i = 0; i < n_looked_at && at != turns_.end(); ++i, ++at) {
-    if (!fits(*at)) continue;
+    if (at->paused || !fits(*at)) continue;
     ++first->n_passed;
     return at;
   }

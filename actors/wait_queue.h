@@ -17,10 +17,12 @@ public:
 
   // `queued_at` and `rank` are set; sets what orders it.
   batch_turns::iterator push(batch_turn&&);
+  // The first one whose reader is not behind, or end(): what cannot run keeps nobody waiting.
+  batch_turns::iterator first();
   // The next turn to start, or end(). While the first does not fit, those behind it that do may pass it, for a while.
   batch_turns::iterator next(const std::function<bool(const batch_turn&)>& fits, time now);
   void move_to(batch_turns& to, batch_turns::iterator t) { to.splice(to.end(), turns_, t); }
-  // A parked turn: before all that never ran, and not passed by.
+  // A parked turn, not to be passed by: an interactive one before all that never ran, others where they stood.
   void take_back(batch_turns& from, batch_turns::iterator);
   void erase(batch_turns::iterator t) { turns_.erase(t); }
 

@@ -16,6 +16,7 @@ struct fair_machine {
   double fixed_us = 5000, decode_row_us = 1000, prefill_row_us = 100;
   double per_position = 0; // a prompt row at position p costs prefill_row_us * (1 + per_position * p)
   double noise = 0;        // relative, uniform
+  double draft_right = 0;  // of each draft, where the limits have any; the confidence says the same
 };
 
 struct fair_stream {
@@ -66,17 +67,26 @@ public:
     for (const auto& r : plan.rows) {
       auto& f = streams.at(static_cast<uint64_t>(r.id));
       const auto n = static_cast<int64_t>(r.tokens.size());
-      const bool decodes = f.n_tokens > 0;
+      const bool decodes = f.n_tokens > 0 && r.start >= f.n_prompt + f.n_tokens - 1; // not so for what was parked
       (decodes ? n_decode_rows : n_prefill_rows) += n;
-      us += decodes ? machine.decode_row_us
-                    : static_cast<double>(n) * machine.prefill_row_us *
-                          (1 + machine.per_position * static_cast<double>(r.start));
+      us += static_cast<double>(n) *
+            (decodes ? machine.decode_row_us
+                     : machine.prefill_row_us * (1 + machine.per_position * static_cast<double>(r.start)));
       if (f.plan_first_rows < 0) f.plan_first_rows = n_plans;
-      f.n_done = r.start + n;
       auto& out = result.results.emplace_back();
       out.id = r.id;
-      out.n_tokens = f.n_done;
+      out.n_drafts = r.n_drafts;
       if (r.samples) out.tokens.emplace_back().id = 7;
+      std::bernoulli_distribution is_right(machine.draft_right);
+      while (out.n_accepted < r.n_drafts && is_right(random)) {
+        out.tokens.emplace_back().id = 7;
+        ++out.n_accepted;
+      }
+      f.n_done = out.n_tokens = r.start + n - r.n_drafts + out.n_accepted;
+      if (r.wants_drafts) {
+        out.next_drafts.assign(static_cast<size_t>(limits.drafts.block), 7);
+        out.confidence.assign(static_cast<size_t>(limits.drafts.block), static_cast<float>(machine.draft_right));
+      }
     }
     us *= 1 + machine.noise * (std::uniform_real_distribution<double>(-1, 1)(random));
     decode_us = machine.fixed_us + machine.decode_row_us * static_cast<double>(n_decode_rows);
