@@ -42,7 +42,7 @@ struct counters {
   std::atomic<int64_t> step_sent_us{0}; // the same clock: when the step in the ring was sent; 0: none is
   // scheduler
   std::atomic<int64_t> running{0}, waiting{0}, steps{0}, rows{0}, refused{0}, paused{0};
-  std::atomic<int64_t> prompt_tokens{0}, generated_tokens{0}, cached_tokens{0}, preemptions{0};
+  std::atomic<int64_t> prompt_tokens{0}, preemptions{0};
   std::atomic<int64_t> ended_stop{0}, ended_length{0}, ended_abort{0}, ended_error{0};
   // Drafts by their place in the block, from 0: verified in a round of a sequence, and found right.
   static constexpr size_t n_draft_places = 16;
@@ -54,6 +54,7 @@ struct counters {
   // engram_fetch
   std::atomic<int64_t> engram_rows{0}, engram_bytes{0};
   // fan_out
+  std::atomic<int64_t> generated_tokens{0}, cached_tokens{0}; // as in usage: what lies behind a stop string is not
   std::atomic<int64_t> parse_errors{0}, stray_markers{0}, sink_full{0}, sink_closed{0};
   // ring: what an older epoch sent; restarts of its actors, and turns that went on behind one
   std::atomic<int64_t> dropped_messages{0}, restarts{0}, resumed_turns{0};

@@ -68,7 +68,6 @@ void pump(self_pointer self) {
 void hand_on(self_pointer self, std::vector<accepted_tokens>&& sequences) {
   if (sequences.empty()) return;
   auto& s = self->state;
-  for (const auto& a : sequences) s.numbers->generated_tokens += static_cast<int64_t>(a.tokens.size());
   self->send(s.fan_out, tokens_accepted{s.epoch, s.step, std::move(sequences)});
 }
 

@@ -315,8 +315,10 @@ void turn_table::accept(tokens_accepted&& step, time now, outcome& out) {
     observe(t, a.tokens.size(), now);
     const int64_t n_drafts = a.n_drafts, n_accepted = a.n_accepted, before = t.usage.completion_tokens;
     take(t, t.choices[index], index, std::move(a), out);
+    const int64_t n_spoken = t.usage.completion_tokens - before;
+    numbers_.generated_tokens += n_spoken;
     if (n_drafts == 0) continue;
-    const int64_t n_kept = std::min(n_accepted, t.usage.completion_tokens - before); // a stop string may cut the run
+    const int64_t n_kept = std::min(n_accepted, n_spoken); // a stop string may cut the run
     t.usage.accepted_drafts += n_kept;
     t.usage.rejected_drafts += n_drafts - n_kept;
     if (!t.drafts.empty()) t.drafts.back().usage = t.usage;

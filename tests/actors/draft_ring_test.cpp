@@ -125,6 +125,7 @@ TEST_CASE("drafts: what follows a stop string in an accepted run is dropped and 
     CHECK(out->choices[0].stop_string == "blue");
     const auto n = static_cast<int64_t>(d.r.text->words()->encode(" red green blue").size());
     CHECK(out->usage.completion_tokens == n);
+    CHECK(d.r.numbers->generated_tokens == n);
     CHECK(static_cast<int64_t>(out->choices[0].ids.size()) == n);
     CHECK(out->usage.accepted_drafts <= n);
     CHECK(d.r.is_idle());
