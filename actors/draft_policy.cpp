@@ -2,6 +2,7 @@
 #include "actors/draft_policy.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace troupe {
@@ -22,19 +23,26 @@ double probability(const sequence_drafts& d, size_t j) {
 
 int32_t draft_policy::max_drafts() const { return std::clamp(limits_.max_drafts, 0, limits_.block); }
 
-bool draft_policy::is_trial(int64_t round) const {
-  return round < trials_of_a_depth * (max_drafts() + 1) || round % rounds_of_a_trial == 0;
+size_t draft_policy::size_of(int64_t n_sequences) const {
+  return std::min<size_t>(std::bit_width(static_cast<uint64_t>(n_sequences)), n_rounds_.size() - 1);
+}
+
+// Of the next round with this many sequences.
+bool draft_policy::is_trial(int64_t n_sequences) const {
+  return n_rounds_[size_of(n_sequences)] < trials_of_a_depth * (max_drafts() + 1) || round_ % rounds_of_a_trial == 0;
 }
 
 void draft_policy::choose(std::span<offer> offers, int64_t n_other_rows) {
   if (offers.empty()) return;
-  const int64_t round = round_++;
   int32_t most = max_drafts();
-  const bool is_free = limits_.is_adaptive && !is_trial(round);
+  const bool is_free = limits_.is_adaptive && !is_trial(static_cast<int64_t>(offers.size()));
+  int64_t& of_size = n_rounds_[size_of(static_cast<int64_t>(offers.size()))];
   if (limits_.is_adaptive && !is_free) {
-    const bool is_start = round < trials_of_a_depth * (most + 1);
-    most = static_cast<int32_t>((is_start ? round : round / rounds_of_a_trial) % (most + 1));
+    const bool is_start = of_size < trials_of_a_depth * (most + 1);
+    most = static_cast<int32_t>((is_start ? of_size : round_ / rounds_of_a_trial) % (most + 1));
   }
+  ++round_;
+  ++of_size;
   for (auto& o : offers)
     o.n_chosen = std::max(0, std::min({most, o.n_useful, static_cast<int32_t>(o.drafts->ids.size())}));
   if (!limits_.is_adaptive) return;
@@ -89,7 +97,7 @@ void draft_policy::choose_best(std::span<offer> offers, int64_t n_other_rows) {
 bool draft_policy::wants_drafts(int64_t n_sequences) const {
   const int32_t most = max_drafts();
   if (most == 0 || n_sequences == 0) return false;
-  if (!limits_.is_adaptive || is_trial(round_) || typical_.empty()) return true;
+  if (!limits_.is_adaptive || is_trial(n_sequences) || typical_.empty()) return true;
   const auto n = static_cast<double>(n_sequences);
   const auto costs = costs_.curve(n_sequences);
   if (!costs.is_known()) return true;

@@ -3,6 +3,7 @@
 
 #include "actors/step_costs.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -54,14 +55,16 @@ public:
   const draft_limits& limits() const { return limits_; }
 
 private:
-  bool is_trial(int64_t round) const;
+  bool is_trial(int64_t n_sequences) const;
+  size_t size_of(int64_t n_sequences) const;
   void choose_best(std::span<offer>, int64_t n_other_rows);
 
   draft_limits limits_;
   step_costs costs_, draft_costs_; // the latter by sequences drafted for, as rows of one sequence
   std::vector<double> typical_;    // fading mean of p_j over the offers, by position
   std::vector<std::pair<double, size_t>> gains_;
-  int64_t round_ = 0, n_typical_ = 0; // rounds so far; those whose offers had drafts
+  int64_t round_ = 0, n_typical_ = 0;  // rounds so far; those whose offers had drafts
+  std::array<int64_t, 16> n_rounds_{}; // by the binary digits of the sequences in a round: each size has its own trials
 };
 
 } // namespace troupe

@@ -29,7 +29,9 @@ constexpr auto stop_deadline = std::chrono::seconds(5);
 constexpr auto answer_deadline = std::chrono::seconds(5);
 constexpr int64_t host_activation_bytes = 4; // the host backend computes in f32
 constexpr int32_t n_prepare_threads = 2;
-constexpr int64_t draft_trial_tokens = 12; // for each depth: three trial rounds that accept up to four tokens
+constexpr int64_t draft_trial_tokens = 12;      // for each depth: three trial rounds that accept up to four tokens
+constexpr int32_t measured_sizes[] = {2, 4, 8}; // sequences beside each other whose costs are measured at start
+constexpr auto measuring_time = std::chrono::milliseconds(150); // after it no larger size is begun
 // `--backend null` says this, over and over.
 constexpr std::string_view null_text =
     "The troupe rehearses this line so that you can measure how fast it is carried. ";
@@ -226,7 +228,13 @@ void runtime::impl::warm_up(const batch_limits& limits) {
   if (limits.drafts.is_adaptive && limits.drafts.max_drafts > 0)
     n_tokens = draft_trial_tokens * (limits.drafts.block + 1);
   n_tokens = std::clamp<int64_t>(parts.max_context - n, 1, n_tokens);
-  run_warm_up(engine, prompt, warm_up_deadline, n_tokens);
+  const auto began = std::chrono::steady_clock::now();
+  run_warm_up(engine, {prompt, n_tokens, 1}, warm_up_deadline);
+  for (const int32_t size : measured_sizes) {
+    const bool fits = size <= limits.max_running && size * (n + n_tokens) <= limits.n_blocks * limits.block_tokens;
+    if (n_tokens <= 2 || !fits || std::chrono::steady_clock::now() - began > measuring_time) break;
+    run_warm_up(engine, {prompt, n_tokens, size}, warm_up_deadline);
+  }
   numbers->forget_traffic();
 }
 

@@ -9,8 +9,14 @@
 
 namespace troupe {
 
-// Blocks until `n_tokens` came back; more than two measure what steps with drafts cost. Throws std::runtime_error
-// saying what failed or that the deadline passed.
-void run_warm_up(const ring&, const std::vector<int32_t>& prompt, std::chrono::seconds deadline, int64_t n_tokens = 2);
+struct warm_up_turn {
+  std::vector<int32_t> prompt;
+  int64_t n_tokens = 2;    // of each sequence; more than two measure what steps with drafts cost
+  int32_t n_sequences = 1; // that decode beside each other
+};
+
+// Blocks until all tokens came back. What it leaves in the prefix cache is found by no client. Throws
+// std::runtime_error saying what failed or that the deadline passed.
+void run_warm_up(const ring&, const warm_up_turn&, std::chrono::seconds deadline);
 
 } // namespace troupe
