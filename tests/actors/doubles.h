@@ -90,17 +90,11 @@ protected:
   std::map<int32_t, std::vector<int32_t>> tokens_; // that a slot was fed
 
 private:
-  // A prompt may end with what was generated before a restart: it begins where the answer does.
   void follow(const sequence_rows& r) {
     auto& tokens = tokens_[r.slot];
     tokens.resize(static_cast<size_t>(r.start));
     tokens.insert(tokens.end(), r.tokens.begin(), r.tokens.end());
-    const auto n = static_cast<int64_t>(tokens.size());
-    if (r.start >= r.n_prompt || n < r.n_prompt) return;
-    auto& answer = script_->answer;
-    int64_t k = std::min<int64_t>(r.n_prompt, static_cast<int64_t>(answer.size()));
-    while (k > 0 && !std::equal(answer.begin(), answer.begin() + k, tokens.begin() + (r.n_prompt - k))) --k;
-    n_prompt_[r.slot] = r.n_prompt - k;
+    n_prompt_[r.slot] = r.n_prompt;
   }
   int32_t answer_at(int64_t at) const {
     if (at < 0) throw std::logic_error("the scripted answer is asked for before the prompt ends");

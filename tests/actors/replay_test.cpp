@@ -58,6 +58,7 @@ private:
     l.block_tokens = 8;
     if (one_in(2)) l.drafts = {5, 5, one_in(2)};
     has_drafts_ = l.drafts.block > 0;
+    l.overcommit = one_in(2);
     return l;
   }
   int32_t n_ranks() { return 1 + static_cast<int32_t>(below(2)); }
