@@ -39,6 +39,7 @@ void show_gauges(self_pointer self) {
   s.numbers->running = s.policy.n_running();
   s.numbers->waiting = s.policy.n_waiting();
   s.numbers->paused = s.policy.n_paused();
+  s.numbers->turn_us = static_cast<int64_t>(s.policy.mean_turn_s() * 1e6);
   s.numbers->preemptions = s.policy.n_parkings();
 }
 

@@ -272,8 +272,8 @@ void runtime::load_all() {
   i.supervisor = spawn_supervisor(i.system, config, i.engine, i.parts.text, i.numbers, i.failed);
   i.parts.fingerprint = make_fingerprint(i.folder, i.parts.config);
   i.parts.journal = i.engine.journal;
-  i.parts.prepare =
-      spawn_prepare(i.system, {i.parts.config, i.parts.info, i.parts.max_context}, i.parts.text, n_prepare_threads);
+  i.parts.prepare = spawn_prepare(i.system, {i.parts.config, i.parts.info, i.parts.max_context, i.numbers},
+                                  i.parts.text, n_prepare_threads);
   i.numbers->now = phase::warm_up;
   i.numbers->progress = 0;
   i.warm_up(limits);

@@ -61,9 +61,10 @@ connection_actor::behavior_type behave(self_ptr self, std::shared_ptr<const engi
                     sink->answer(std::move(a));
                   });
       },
-      [self](const client_gone& gone) {
+      [self, port](const client_gone& gone) {
         for (const auto& [address, turn] : self->state.turns)
-          if (turn.id == gone.turn) self->send<caf::message_priority::high>(turn.actor, gone);
+          if (turn.id == gone.turn) return self->send<caf::message_priority::high>(turn.actor, gone);
+        self->send(port->prepare, gone); // a question
       },
       [self](const socket_closed&) {
         auto& s = self->state;

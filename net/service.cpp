@@ -1,6 +1,7 @@
 // Small answers are written here; parsing is openai_request's, the wording of metrics is metrics_text's.
 #include "net/service.h"
 
+#include "actors/queue_limit.h"
 #include "net/answer_text.h"
 #include "net/api_errors.h"
 #include "net/fields.h"
@@ -164,6 +165,11 @@ std::optional<http_reply> service::answer_head(const route& to, const request_he
   }
   if (const auto e = guard_.refuse(to, head)) return refuse(*e);
   if (const auto e = refuse_head(to, head)) return refuse(*e);
+  if (is_turn(to.to))
+    if (const auto e = refuse_early(*numbers_, arriving_, config_.max_queue, config_.max_running)) {
+      ++numbers_->refused;
+      return refuse(*e);
+    }
   return {};
 }
 

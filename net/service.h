@@ -43,6 +43,7 @@ public:
     std::shared_ptr<const engine_port> port; // for turn and question: kept until they end
   };
   // After the head, before the body is read: an answer that needs no body (refusals, OPTIONS), or nothing.
+  // A turn that finds the queue full is refused here, before its body is read.
   std::optional<http_reply> answer_head(const route&, const request_head&) const;
   // With the whole body. `request_id`: from the header, if it was fit; empty otherwise.
   outcome answer(const route&, const request_head&, std::string_view body, std::string_view request_id);
@@ -58,6 +59,7 @@ public:
   counters& numbers() const { return *numbers_; }
   bool has_room(int64_t n_bytes) const { return bodies_->used_bytes + n_bytes <= bodies_->limit_bytes; }
   const std::shared_ptr<body_budget>& bodies() const { return bodies_; }
+  std::atomic<int64_t>& arriving() { return arriving_; }
   turn_id new_turn() { return turn_id{++last_turn_}; }
   http_counts& counts() { return counts_; }
   std::string metrics_text() const;
@@ -76,6 +78,7 @@ private:
   std::atomic<bool> draining_{false};
   std::atomic<uint64_t> last_turn_{0};
   std::shared_ptr<body_budget> bodies_; // shared with the claims: a sink may outlive the server
+  std::atomic<int64_t> arriving_{0};    // turns whose bodies are being read
   http_counts counts_;
 };
 

@@ -57,6 +57,17 @@ api_error check_codings(const request_parser& parser) {
   return none;
 }
 
+// Counts a turn whose body is on its way.
+class arrival {
+public:
+  explicit arrival(std::atomic<int64_t>& all) : all_(all) { ++all_; }
+  ~arrival() { --all_; }
+  arrival(const arrival&) = delete;
+
+private:
+  std::atomic<int64_t>& all_;
+};
+
 api_error no_room() { return make_error(503, "The server holds as many request bodies as it may, try again", {}, 2); }
 
 } // namespace
@@ -221,6 +232,7 @@ session::task<bool> session::serve_one() {
   auto read = co_await read_head();
   if (read == read_result::closed) co_return false;
   std::optional<http_reply> reply;
+  std::optional<arrival> counted;
   if (read == read_result::refused) reply = shared_.refuse(refusal_);
   request_head head;
   if (!reply) {
@@ -250,6 +262,7 @@ session::task<bool> session::serve_one() {
     }
   }
   if (answer_.keep_alive || !reply) {
+    if (!reply && is_turn(route_.to)) counted.emplace(shared_.arriving());
     if (head.has_body && expects_continue()) co_await write_text("HTTP/1.1 100 Continue\r\n\r\n");
     read = co_await read_body();
     if (read == read_result::closed) co_return false;
@@ -273,6 +286,7 @@ session::task<bool> session::serve_one() {
       co_await at_desk(decide);
     else
       decide();
+    counted.reset();
     if (out.what == service::outcome::kind::turn)
       good = co_await run_turn(std::move(out));
     else if (out.what == service::outcome::kind::question)

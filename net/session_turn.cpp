@@ -202,6 +202,8 @@ session::task<bool> session::run_turn(service::outcome out) {
 }
 
 session::task<bool> session::run_question(service::outcome out) {
+  const turn_id turn = shared_.new_turn();
+  out.question.request.turn = turn;
   waited_ = waited::nothing;
   in_turn_ = true;
   shared_.counts().in_flight++;
@@ -227,7 +229,11 @@ session::task<bool> session::run_question(service::outcome out) {
   caf::anon_send(actor(*out.port, out.port), question_start{keep(std::exchange(out.question, {})), sink});
   co_await wait_for_end();
   shared_.counts().in_flight--;
-  if (waited_ != waited::answered) co_return false;
+  if (waited_ != waited::answered) {
+    caf::anon_send(actor_, client_gone{turn}); // behind the question: it may not have been read yet
+    shared_.counts().add(route_.to, 499);
+    co_return false;
+  }
   http_reply reply;
   const std::function<void()> write = [&] { reply = shared_.answer_question(out, answer); };
   if (answer.ids.size() > max_quick_ids || answer.text.size() > max_quick_bytes)

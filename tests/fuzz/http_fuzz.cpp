@@ -5,7 +5,7 @@
 // Sources: net/metrics_text.cpp net/answer_text.cpp net/openai_request.cpp net/chat_messages.cpp
 // Sources: net/chat_calls.cpp net/chat_mode.cpp net/tool_fields.cpp net/sampling_fields.cpp
 // Sources: net/constraint_fields.cpp net/fields.cpp net/json_tree.cpp net/python_json.cpp net/data_uri.cpp
-// Sources: net/api_errors.cpp net/json_text.cpp actors/counters.cpp
+// Sources: net/api_errors.cpp net/json_text.cpp actors/counters.cpp actors/queue_limit.cpp
 #include "net/http_head.h"
 #include "net/http_parser.h"
 #include "net/openai_request.h"
