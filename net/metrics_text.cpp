@@ -151,6 +151,9 @@ void add_http(family_list& out, const http_counts& http) {
                      {"status", std::to_string(http_counts::statuses[s])}});
   out.distribution("http_request_duration_seconds", "From the head of a request to the last byte of its answer.",
                    http.duration);
+  out.gauge("troupe_connections", "Open connections.", static_cast<double>(http.connections));
+  out.counter("troupe_connections_refused_total", "Connections beyond max_connections.",
+              static_cast<double>(http.turned_away));
   out.gauge("troupe_http_in_flight", "Requests being worked on.", static_cast<double>(http.in_flight));
 }
 
@@ -167,11 +170,13 @@ void add_process(family_list& out) {
 
 } // namespace
 
-std::string metrics_text(const counters& n, const http_counts& http, const std::string& model, int64_t block_tokens) {
+std::string metrics_text(const counters& n, const http_counts& http, int64_t bodies_bytes, const std::string& model,
+                         int64_t block_tokens) {
   family_list out(model);
   add_engine(out, n, block_tokens);
   add_own(out, n, http);
   add_http(out, http);
+  out.gauge("troupe_bodies_bytes", "Of request bodies being read or prepared.", static_cast<double>(bodies_bytes));
   add_process(out);
   return out.text();
 }

@@ -22,6 +22,7 @@ enum class endpoint : uint8_t {
   model,
   tokenize,
   detokenize,
+  abort,
   health,
   ping,
   ready,

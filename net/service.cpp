@@ -211,8 +211,8 @@ http_reply service::answer_plain(const route& to) const {
 
 std::string service::metrics_text() const {
   const auto p = port();
-  return troupe::metrics_text(*numbers_, counts_, p ? p->facts->model_names.front() : std::string(),
-                              p ? p->facts->block_tokens : 0);
+  return troupe::metrics_text(*numbers_, counts_, bodies_->used_bytes,
+                              p ? p->facts->model_names.front() : std::string(), p ? p->facts->block_tokens : 0);
 }
 
 bool body_claim::grow_to(int64_t n_bytes) {
@@ -226,12 +226,29 @@ bool body_claim::grow_to(int64_t n_bytes) {
   return true;
 }
 
+http_reply service::answer_abort(std::string_view body) {
+  const auto asked = parse_abort_request(body);
+  if (asked.refusal) return refuse(*asked.refusal);
+  const size_t n = turns_.abort(asked.value);
+  if (n == 0)
+    return refuse(make_error(404, fmt::format("No request `{}` is running.", quoted(asked.value)), "request_id"));
+  http_reply r;
+  r.body = "{\"request_id\":";
+  append_json_string(r.body, asked.value);
+  r.body += fmt::format(",\"aborted\":{}}}", n);
+  return r;
+}
+
 service::outcome service::answer(const route& to, const request_head&, std::string_view body, std::string_view id) {
   outcome out;
   out.asked = to.to;
   const bool plain = to.is_open;
   if (plain) {
     out.reply = answer_plain(to);
+    return out;
+  }
+  if (to.to == endpoint::abort) { // also while the server drains
+    out.reply = answer_abort(body);
     return out;
   }
   out.port = port();

@@ -10,6 +10,7 @@
 #include "net/http_reply.h"
 #include "net/openai_request.h"
 #include "net/routes.h"
+#include "net/running_turns.h"
 
 #include <atomic>
 #include <memory>
@@ -62,11 +63,13 @@ public:
   std::atomic<int64_t>& arriving() { return arriving_; }
   turn_id new_turn() { return turn_id{++last_turn_}; }
   http_counts& counts() { return counts_; }
+  running_turns& turns() { return turns_; }
   std::string metrics_text() const;
 
 private:
   std::string page_text() const;
   http_reply answer_plain(const route&) const;
+  http_reply answer_abort(std::string_view body);
   std::optional<api_error> unready() const;
 
   settings config_;
@@ -80,6 +83,7 @@ private:
   std::shared_ptr<body_budget> bodies_; // shared with the claims: a sink may outlive the server
   std::atomic<int64_t> arriving_{0};    // turns whose bodies are being read
   http_counts counts_;
+  running_turns turns_;
 };
 
 // A part of the budget for bodies, given back when the turn's prompt is prepared, or with the last reference. Shared by
