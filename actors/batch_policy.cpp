@@ -124,6 +124,20 @@ void batch_policy::stop(sequence_id id) {
   if (t->n_live == 0) drop_turn(t);
 }
 
+std::vector<std::pair<turn_id, api_error>> batch_policy::expire(time now,
+                                                                const std::function<bool(turn_id)>& never_ran) {
+  std::vector<std::pair<turn_id, api_error>> late;
+  if (limits_.max_wait_s == 0) return late;
+  int64_t position = 0;
+  for (const auto& t : waiting_) {
+    ++position;
+    if (now - t.queued_at >= std::chrono::seconds(limits_.max_wait_s) && never_ran(t.id))
+      late.emplace_back(t.id, waited_too_long(view(position, now), limits_.max_wait_s));
+  }
+  for (const auto& [id, why] : late) cancel(id);
+  return late;
+}
+
 void batch_policy::set_paused(turn_id id, bool paused) {
   const auto found = by_turn_.find(id);
   if (found == by_turn_.end() || found->second->paused == paused) return;

@@ -14,8 +14,10 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace troupe {
@@ -35,6 +37,8 @@ public:
   void stop(sequence_id);
   // A refused sequence whose images are already on the ranks: the next plan says that it ended.
   void forget(sequence_id id) { ended_.push_back({id, -1, 0}); }
+  // Takes out the turns that have waited longer than they may, of those that `never_ran`; why, for each.
+  std::vector<std::pair<turn_id, api_error>> expire(time now, const std::function<bool(turn_id)>& never_ran);
   void set_paused(turn_id, bool paused);
   void set_max_drafts(int32_t n) { drafts_.set_max(n); }
   void refuse_new() { draining_ = true; }

@@ -230,7 +230,11 @@ timed_request::behavior_type behave(self_pointer self, front parts, chat_request
           self->send(state.prepare, client_gone{state.turn});
           return end_early(self, "abort");
         }
-        self->send(state.journal, client_gone{state.turn});
+        // High only behind turn_queued: before it, the message must not overtake turn_begin.
+        if (state.at == request_state::stage::running)
+          self->send<caf::message_priority::high>(state.journal, client_gone{state.turn});
+        else
+          self->send(state.journal, client_gone{state.turn});
       },
       [=](const images_wanted& w) { give_images(self, w); },
       [=](const turn_ended& e) { end(self, e); },

@@ -125,6 +125,7 @@ batch_limits runtime::impl::plan_limits() const {
   batch_limits limits;
   limits.max_running = c.max_running;
   limits.max_queue = c.max_queue;
+  limits.max_wait_s = c.max_queue_wait_s;
   limits.chunk_tokens = c.chunk_tokens;
   limits.max_gap_ms = c.max_gap_ms;
   limits.overcommit = c.overcommit;

@@ -201,5 +201,6 @@ TEST_CASE("request: O26, a thousand requests with every kind of end leave one re
   CHECK(causes["stop"] + causes["tool_calls"] == n.ended_stop);
   CHECK(causes["error"] == n.ended_error);
   CHECK(causes["refused"] == n.ended_refused);
-  for (const char* cause : {"abort", "length", "stop", "error", "refused"}) CHECK(causes[cause] > 0);
+  for (const auto n_of : {&n.ended_abort, &n.ended_length, &n.ended_stop, &n.ended_error, &n.ended_refused})
+    CHECK(*n_of > 0);
 }
