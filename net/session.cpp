@@ -133,6 +133,7 @@ session::task<void> session::run() {
 void session::finish() {
   if (actor_) caf::anon_send(actor_, socket_closed{});
   actor_ = nullptr;
+  claim_.reset();
   deadline_.cancel();
   ticker_.cancel();
   error_code ignored;

@@ -243,7 +243,10 @@ session::task<bool> session::run_question(service::outcome out) {
   in_turn_ = true;
   shared_.counts().in_flight++;
   text_answer answer;
-  const auto sink = std::make_shared<strand_answer>([self = shared_from_this(), &answer](text_answer a) {
+  // Weak: the asker may outlive the session.
+  const auto sink = std::make_shared<strand_answer>([weak = weak_from_this(), &answer](text_answer a) {
+    const auto self = weak.lock();
+    if (!self) return;
     asio::post(self->socket_.get_executor(), [self, &answer, a = std::move(a)]() mutable {
       if (!self->in_turn_) return; // the peer has gone, and with it the place for the answer
       answer = std::move(a);
