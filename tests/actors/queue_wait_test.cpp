@@ -47,7 +47,7 @@ TEST_CASE("scheduler: a turn that waits longer than max_queue_wait gets 429 with
   CHECK(r.numbers->refused == 2);
   CHECK(r.numbers->ended_refused == 2);
   first->next_state = turn_sink::state::ok;
-  caf::anon_send(r.engine.fan_out, stream_resumed{turn_id{1}});
+  caf::anon_send(r.engine.journal, stream_resumed{turn_id{1}});
   w.run();
   CHECK(first->has_ended());
   CHECK(r.is_idle());

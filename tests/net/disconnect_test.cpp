@@ -98,7 +98,7 @@ TEST_CASE("session: 10,000 clients that leave at any moment leave nothing, and a
   const auto song = sing_alone(e);
   REQUIRE((song == e.canary)); // in brackets: it is long
   canary bird(e.port(), song);
-  disconnect(e, &bird, 1, 1000);
+  disconnect(e, &bird, 1, 3000);
   bird.finish();
   REQUIRE_MESSAGE(e.wait_idle(), e.describe());
   const auto files = open_files(), threads = n_threads(), bytes = anonymous_bytes();
@@ -109,11 +109,11 @@ TEST_CASE("session: 10,000 clients that leave at any moment leave nothing, and a
   CHECK(bird.n_wrong == 0);
   CHECK(open_files() == files);
   CHECK(n_threads() == threads);
-  if (memory_is_plain) CHECK(anonymous_bytes() < bytes + (4 << 20));
+  if (memory_is_plain) CHECK(anonymous_bytes() < bytes + (8 << 20));
   CHECK(e.numbers->ended_abort > 1000);
   CHECK(e.numbers->turns == e.n_ended());
-  MESSAGE("turns " << e.numbers->turns << ", aborted " << e.numbers->ended_abort << ", songs " << bird.n_sung
-                   << ", memory grew by " << (anonymous_bytes() - bytes) / 1024 << " KiB");
+  MESSAGE("turns " << e.numbers->turns.load() << ", aborted " << e.numbers->ended_abort.load() << ", songs "
+                   << bird.n_sung << ", memory grew by " << (anonymous_bytes() - bytes) / 1024 << " KiB");
   CHECK(sing_alone(e) == song);
 }
 

@@ -96,7 +96,7 @@ void live_engine::start() {
     self->request(who, std::chrono::seconds(60), load_atom_v).receive([](bool) {}, ignore);
   for (const auto& who : engine_.engram_fetches)
     self->request(who, std::chrono::seconds(60), load_atom_v).receive([](bool) {}, ignore);
-  wire(engine_, 1);
+  wire(engine_);
   parts_.config = config;
   parts_.info.name = "canned";
   parts_.info.vocabulary = text->words()->size();
@@ -104,9 +104,7 @@ void live_engine::start() {
   parts_.max_context = 8192;
   parts_.text = text;
   parts_.numbers = numbers;
-  parts_.scheduler = engine_.scheduler;
-  parts_.fan_out = engine_.fan_out;
-  parts_.ranks = engine_.ranks;
+  parts_.journal = engine_.journal;
   parts_.prepare = spawn_prepare(system_, {config, parts_.info, parts_.max_context, numbers}, text, 2);
   numbers->now = phase::ready;
   listener = std::make_unique<server>(config, numbers, "1");
