@@ -174,7 +174,11 @@ TEST_CASE("request: O26, a thousand requests with every kind of end leave one re
     CHECK(c.response().status == 500);
     c.send(post_ids(9000, 10, false, R"(,"request_id":"too-long")"));
     CHECK(c.response().status == 400);
-    disconnect(e, nullptr, 26, 996);
+    c.send(post_ids(10, 5, false));
+    CHECK(c.response(false, 60000).status == 200); // ends by its length
+    c.send(http_post("/v1/completions", R"({"prompt":[300],"temperature":0,"max_tokens":2000})"));
+    CHECK(c.response(false, 60000).status == 200); // ends by itself
+    disconnect(e, nullptr, 26, 994);
     CHECK(e.wait_turns_end());
     CHECK(e.numbers->ended_error >= 2); // broken, and late by its deadline
   }
