@@ -4,7 +4,6 @@
 #include "storage/check.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 namespace troupe {
@@ -12,7 +11,6 @@ namespace troupe {
 namespace {
 
 constexpr int32_t drain_retry_s = 5; // api.md section 0
-constexpr double max_wait_s = 600;   // a longer Retry-After would only be a guess
 
 api_error refusal(int32_t status, std::string type, std::string message, int32_t retry_after_s = 0) {
   return {status, std::move(type), std::move(message), {}, retry_after_s, 0};
@@ -30,25 +28,12 @@ int64_t batch_policy::blocks_for(int64_t n_tokens) const {
   return (n_tokens + limits_.block_tokens - 1) / limits_.block_tokens;
 }
 
-// As fast as turns end: the mean turn over those that run beside each other.
-int32_t batch_policy::expected_wait_s(int64_t position, time now) const {
-  double turn_s = mean_turn_s_;
-  if (turn_s == 0) // none has ended yet: the oldest that runs is a lower bound
-    for (const auto& t : running_) turn_s = std::max(turn_s, std::chrono::duration<double>(now - t.started_at).count());
-  const auto n = static_cast<double>(std::max<size_t>(running_.size(), 1));
-  return static_cast<int32_t>(std::clamp(std::ceil(static_cast<double>(position) * turn_s / n), 1.0, max_wait_s));
-}
-
-api_error batch_policy::queue_full(int32_t rank, time now) const {
-  const int64_t position = waiting_.n_before(rank, now) + 1;
-  const int32_t wait_s = expected_wait_s(position, now);
-  auto error = refusal(429, "RateLimitError",
-                       "The queue is full: " + std::to_string(waiting_.size()) + " requests are waiting (limit " +
-                           std::to_string(limits_.max_queue) + "). Yours would be at position " +
-                           std::to_string(position) + ", expected wait about " + std::to_string(wait_s) + " s.",
-                       wait_s);
-  error.queue_position = static_cast<int32_t>(position);
-  return error;
+queue_view batch_policy::view(int64_t position, time now) const {
+  queue_view v{waiting_.size(), position, static_cast<int64_t>(running_.size()), mean_turn_s_, limits_.max_queue};
+  if (v.turn_s == 0) // none has ended yet: the oldest that runs is a lower bound
+    for (const auto& t : running_)
+      v.turn_s = std::max(v.turn_s, std::chrono::duration<double>(now - t.started_at).count());
+  return v;
 }
 
 std::optional<api_error> batch_policy::admit(turn_admit admit, time now) {
@@ -73,7 +58,8 @@ std::optional<api_error> batch_policy::admit(turn_admit admit, time now) {
                        std::to_string(limits_.n_blocks * limits_.block_tokens) +
                        ". Please reduce the length of the input prompt or the number of requested output tokens.");
   const int32_t rank = class_of(admit.sequences.front().priority);
-  if (n_waiting() >= limits_.max_queue && !admit.is_resumed) return queue_full(rank, now);
+  if (n_waiting() >= limits_.max_queue && !admit.is_resumed)
+    return queue_full(view(waiting_.n_before(rank, now) + 1, now));
 
   turn t;
   t.id = admit.turn;
@@ -136,6 +122,20 @@ void batch_policy::stop(sequence_id id) {
   const auto [t, i] = found->second;
   end_sequence(t, t->sequences[i], end_cause::none);
   if (t->n_live == 0) drop_turn(t);
+}
+
+std::vector<std::pair<turn_id, api_error>> batch_policy::expire(time now,
+                                                                const std::function<bool(turn_id)>& never_ran) {
+  std::vector<std::pair<turn_id, api_error>> late;
+  if (limits_.max_wait_s == 0) return late;
+  int64_t position = 0;
+  for (const auto& t : waiting_) {
+    ++position;
+    if (now - t.queued_at >= std::chrono::seconds(limits_.max_wait_s) && never_ran(t.id))
+      late.emplace_back(t.id, waited_too_long(view(position, now), limits_.max_wait_s));
+  }
+  for (const auto& [id, why] : late) cancel(id);
+  return late;
 }
 
 void batch_policy::set_paused(turn_id id, bool paused) {

@@ -7,14 +7,17 @@
 #include "actors/draft_policy.h"
 #include "actors/messages.h"
 #include "actors/prefill_share.h"
+#include "actors/queue_limit.h"
 #include "actors/step_cost.h"
 #include "actors/wait_queue.h"
 
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace troupe {
@@ -34,6 +37,8 @@ public:
   void stop(sequence_id);
   // A refused sequence whose images are already on the ranks: the next plan says that it ended.
   void forget(sequence_id id) { ended_.push_back({id, -1, 0}); }
+  // Takes out the turns that have waited longer than they may, of those that `never_ran`; why, for each.
+  std::vector<std::pair<turn_id, api_error>> expire(time now, const std::function<bool(turn_id)>& never_ran);
   void set_paused(turn_id, bool paused);
   void set_max_drafts(int32_t n) { drafts_.set_max(n); }
   void refuse_new() { draining_ = true; }
@@ -53,6 +58,7 @@ public:
   int64_t n_parkings() const { return n_parkings_; }    // so far
   int64_t n_paused() const { return n_paused_; }
   int64_t n_blocks_reserved() const { return n_reserved_; }
+  double mean_turn_s() const { return mean_turn_s_; } // of those that ended; 0: none has
   bool is_idle() const { return running_.empty() && waiting_.empty(); }
   bool is_draining() const { return draining_; }
   std::vector<sequence_id> with_images() const; // live sequences that have any, waiting ones too
@@ -90,8 +96,7 @@ private:
   void learn_step(const step_result&);
   void plan_rows(step_plan&, const turn&, sequence&, int64_t n_rows);
   void accept_tokens(sequence_result&, turns::iterator, sequence&, time now, std::vector<accepted_tokens>& out);
-  int32_t expected_wait_s(int64_t position, time now) const;
-  api_error queue_full(int32_t rank, time now) const;
+  queue_view view(int64_t position, time now) const;
 
   batch_limits limits_;
   wait_queue waiting_;

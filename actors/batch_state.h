@@ -15,6 +15,7 @@ namespace troupe {
 struct batch_limits {
   int32_t max_running = 64; // sequences, one slot each
   int32_t max_queue = 1024; // waiting turns
+  int32_t max_wait_s = 0;   // of a turn, before it starts; 0: any time
   int32_t chunk_tokens = 512;
   int64_t n_blocks = 0, block_tokens = 64;
   int32_t eos = 1;

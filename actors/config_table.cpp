@@ -27,6 +27,8 @@ const setting table[] = {
 
     {"max_running", &settings::max_running, "Sequences that advance together in one step.", 1, 4096, {}, 1, false, "Limits"},
     {"max_queue", &settings::max_queue, "Requests that may wait; one more is answered 429.", 0, 1 << 20},
+    {"max_queue_wait", &settings::max_queue_wait_s, "Seconds a request may wait before it starts, then 429; 0: any time, and a stream opens when it is queued.", 0, 604800},
+    {"max_connections", &settings::max_connections, "Open connections; one more is answered 503 and closed.", 1, 1 << 20},
     {"max_context", &settings::max_context, "Tokens of prompt and answer together; 0: what the model says.", 0, 1 << 30},
     {"chunk_tokens", &settings::chunk_tokens, "Tokens of prompts and answers in one step.", 1, 65536},
     {"max_gap", &settings::max_gap_ms, "Milliseconds between two tokens of a stream that prompts beside it may cause.", 1, 600000},
@@ -44,6 +46,7 @@ const setting table[] = {
     {"send_timeout", &settings::send_timeout_s, "Seconds a client may leave its stream unread; then it is dropped.", 1, 86400},
     {"drain_timeout", &settings::drain_timeout_s, "Seconds that running requests have when the server is told to stop.", 0, 86400},
     {"request_timeout", &settings::request_timeout_s, "Seconds a request may take; 0: any time.", 0, 604800},
+    {"half_close_grace", &settings::half_close_grace_s, "Seconds that a client which ends its sending side is taken to be still reading; 0: it has gone.", 0, 86400},
     {"ping_interval", &settings::ping_interval_s, "Seconds between comment lines on a stream that says nothing.", 1, 86400},
     {"clamp_max_tokens", &settings::clamp_max_tokens, "Shorten max_tokens to what the context leaves instead of answering 400."},
 

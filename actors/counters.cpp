@@ -48,11 +48,11 @@ const char* name(phase p) {
 }
 
 void counters::forget_traffic() {
-  for (auto* n : {&steps,         &rows,          &refused,     &prompt_tokens, &generated_tokens,
-                  &cached_tokens, &cache_queries, &cache_hits,  &preemptions,   &ended_stop,
-                  &ended_length,  &ended_abort,   &ended_error, &engram_rows,   &engram_bytes,
-                  &parse_errors,  &stray_markers, &sink_full,   &sink_closed,   &dropped_messages,
-                  &draft_rounds})
+  for (auto* n : {&steps,         &rows,          &refused,      &prompt_tokens, &generated_tokens,
+                  &cached_tokens, &cache_queries, &cache_hits,   &preemptions,   &ended_stop,
+                  &ended_length,  &ended_abort,   &ended_error,  &engram_rows,   &engram_bytes,
+                  &parse_errors,  &stray_markers, &sink_full,    &sink_closed,   &dropped_messages,
+                  &draft_rounds,  &turns,         &ended_refused})
     n->store(0, std::memory_order_relaxed);
   for (auto* places : {&drafts_at, &accepted_drafts_at})
     for (auto& n : *places) n.store(0, std::memory_order_relaxed);

@@ -43,7 +43,11 @@ struct counters {
   // scheduler
   std::atomic<int64_t> running{0}, waiting{0}, steps{0}, rows{0}, refused{0}, paused{0};
   std::atomic<int64_t> prompt_tokens{0}, preemptions{0};
-  std::atomic<int64_t> ended_stop{0}, ended_length{0}, ended_abort{0}, ended_error{0};
+  std::atomic<int64_t> turn_us{0}; // how long a turn runs, on the average; 0: none has ended
+  // prepare: turns whose prompt is not ready
+  std::atomic<int64_t> preparing{0};
+  // requests: every turn that began ends as one of these. `refused`: before it ran, for whatever reason.
+  std::atomic<int64_t> turns{0}, ended_stop{0}, ended_length{0}, ended_abort{0}, ended_error{0}, ended_refused{0};
   // Drafts by their place in the block, from 0: verified in a round of a sequence, and found right.
   static constexpr size_t n_draft_places = 16;
   std::atomic<int64_t> draft_rounds{0};

@@ -1,10 +1,17 @@
-// Detached actors that turn requests into token ids, behind one handle. The work is prompt_builder's.
+// Actors that turn requests into token ids, behind one handle that holds what waits. The work is prompt_builder's, the
+// order prepare_queue's.
 #include "actors/prepare.h"
 
 #include "actors/guard.h"
+#include "actors/prepare_queue.h"
 #include "actors/prompt_builder.h"
+#include "actors/queue_limit.h"
+#include "storage/check.h"
 
 #include <caf/all.hpp>
+
+#include <unordered_map>
+#include <variant>
 
 namespace troupe {
 
@@ -13,44 +20,190 @@ namespace {
 struct prepare_state {
   static inline const char* name = "prepare";
 };
+
+using turn_promise = caf::typed_response_promise<turn_prepared>;
+using question_promise = caf::typed_response_promise<text_answer>;
+
 struct desk_state {
   static inline const char* name = "prepare_desk";
-  std::vector<prepare_actor> crew; // held here: a child lives as long as its parent holds it
-  size_t next = 0;
+  struct work {
+    std::variant<turn_prepare, text_question> what;
+    std::variant<turn_promise, question_promise> asker;
+    bool is_long = false;
+  };
+  struct member {
+    prepare_actor actor; // held here: a child lives as long as its parent holds it
+    std::optional<prepare_ticket> at;
+  };
+  std::shared_ptr<const prompt_builder> builder; // shared by the crew: it is immutable
+  settings values;
+  std::shared_ptr<counters> numbers; // also held by net
+  std::vector<member> crew;
+  prepare_queue queue;
+  std::unordered_map<prepare_ticket, work> works;   // Invariant: those of the queue and those the crew is at
+  int64_t n_turns = 0, n_questions = 0, n_long = 0; // of `works`; n_long: those the crew is at
 };
+using self_pointer = prepare_actor::stateful_pointer<desk_state>;
 
 prepare_actor::behavior_type prepare(prepare_actor::stateful_pointer<prepare_state> self,
                                      std::shared_ptr<const prompt_builder> builder) {
   guard(self);
+  const auto break_if_told = [] {
+    if (fault::at("prepare.dies")) throw std::runtime_error("prepare.dies");
+  };
   return {
-      [=](const text_question& q) { return builder->answer(q); },
-      [=](turn_prepare& p) { return builder->prepare(std::move(p.request)); },
+      [=](const text_question& q) {
+        break_if_told();
+        return builder->answer(q);
+      },
+      [=](turn_prepare& p) {
+        break_if_told();
+        return builder->prepare(std::move(p.request));
+      },
+      [](const client_gone&) {}, // one at a time: what it is at, it ends
   };
 }
 
-// Hands each question to the next of the crew; their answers go straight to who asked.
-prepare_actor::behavior_type desk(prepare_actor::stateful_pointer<desk_state> self,
-                                  std::shared_ptr<const prompt_builder> builder, int32_t n_threads) {
+api_error broken_prepare() { return {500, "InternalServerError", "The prompt could not be prepared.", {}, 0}; }
+
+void hire(self_pointer self, bool detached) {
+  auto& s = self->state;
+  auto actor = detached ? self->spawn<caf::detached + caf::linked>(prepare, s.builder)
+                        : self->spawn<caf::linked>(prepare, s.builder);
+  s.crew.push_back({std::move(actor), std::nullopt});
+}
+
+// Takes the work out of the books.
+desk_state::work close(self_pointer self, prepare_ticket ticket) {
+  auto& s = self->state;
+  const auto found = s.works.find(ticket);
+  TROUPE_CHECK(found != s.works.end(), "what waits or is worked on is in the books");
+  auto work = std::move(found->second);
+  s.works.erase(found);
+  --(std::holds_alternative<turn_promise>(work.asker) ? s.n_turns : s.n_questions);
+  s.numbers->preparing = s.n_turns;
+  return work;
+}
+
+void refuse(desk_state::work work, api_error why) {
+  if (auto* turn = std::get_if<turn_promise>(&work.asker)) {
+    turn_prepared answer;
+    answer.failure = std::move(why);
+    turn->deliver(std::move(answer));
+  } else {
+    text_answer answer;
+    answer.failure = std::move(why);
+    std::get<question_promise>(work.asker).deliver(std::move(answer));
+  }
+}
+
+void hand_out(self_pointer self);
+
+// `who` is done with it or dead.
+desk_state::work come_back(self_pointer self, const caf::actor_addr& who) {
+  auto& s = self->state;
+  const auto member =
+      std::find_if(s.crew.begin(), s.crew.end(), [&](const auto& m) { return m.actor.address() == who; });
+  const auto ticket = std::exchange(member->at, std::nullopt);
+  auto work = close(self, *ticket);
+  s.n_long -= work.is_long;
+  return work;
+}
+
+template <class answer_type, class promise_type, class question>
+void ask(self_pointer self, const prepare_actor& who, question&& what) {
+  self->request(who, caf::infinite, std::forward<question>(what))
+      .then(
+          [=, address = who.address()](answer_type& a) {
+            std::get<promise_type>(come_back(self, address).asker).deliver(std::move(a));
+            hand_out(self);
+          },
+          [](const caf::error&) {}); // it died: the link says so too, and is what counts
+}
+
+// The idle get what is next. With more than one of a crew, not all of it is at long work: a short question never waits
+// for a long one to end.
+void hand_out(self_pointer self) {
+  auto& s = self->state;
+  for (auto& m : s.crew) {
+    if (m.at) continue;
+    const bool only_short = s.crew.size() > 1 && s.n_long + 1 >= static_cast<int64_t>(s.crew.size());
+    m.at = s.queue.next(only_short);
+    if (!m.at) return;
+    auto& work = s.works.at(*m.at);
+    s.n_long += work.is_long;
+    if (auto* turn = std::get_if<turn_prepare>(&work.what))
+      ask<turn_prepared, turn_promise>(self, m.actor, std::move(*turn));
+    else
+      ask<text_answer, question_promise>(self, m.actor, std::move(std::get<text_question>(work.what)));
+  }
+}
+
+void take(self_pointer self, turn_id turn, int64_t n_bytes, desk_state::work work) {
+  auto& s = self->state;
+  const bool is_turn = std::holds_alternative<turn_promise>(work.asker);
+  if (is_turn) {
+    if (auto why = refuse_early(*s.numbers, 0, s.values.max_queue, s.values.max_running)) {
+      ++s.numbers->refused;
+      return refuse(std::move(work), std::move(*why));
+    }
+  } else if (s.n_questions >= s.values.max_queue + static_cast<int64_t>(s.crew.size())) {
+    return refuse(std::move(work), queue_full({s.n_questions, s.n_questions + 1, 1, 0, s.values.max_queue}));
+  }
+  work.is_long = prepare_queue::is_long(n_bytes);
+  ++(is_turn ? s.n_turns : s.n_questions);
+  s.numbers->preparing = s.n_turns;
+  s.works.emplace(s.queue.push(turn, n_bytes, self->clock().now()), std::move(work));
+  hand_out(self);
+}
+
+prepare_actor::behavior_type desk(self_pointer self, std::shared_ptr<const prompt_builder> builder,
+                                  const prepare_config& config, int32_t n_threads, bool detached) {
   guard(self);
-  for (int32_t i = 0; i < n_threads; ++i)
-    self->state.crew.push_back(self->spawn<caf::detached + caf::linked>(prepare, builder));
-  const auto next = [=]() -> const prepare_actor& {
-    return self->state.crew[self->state.next++ % self->state.crew.size()];
-  };
+  auto& s = self->state;
+  s.builder = std::move(builder);
+  s.values = config.values;
+  s.numbers = config.numbers ? config.numbers : std::make_shared<counters>();
+  for (int32_t i = 0; i < n_threads; ++i) hire(self, detached);
+  self->set_exit_handler([=](const caf::exit_msg& e) {
+    auto& crew = self->state.crew;
+    const auto dead =
+        std::find_if(crew.begin(), crew.end(), [&](const auto& m) { return m.actor.address() == e.source; });
+    if (dead == crew.end()) return self->quit(e.reason); // told to stop; the crew is linked
+    if (dead->at) refuse(come_back(self, e.source), broken_prepare());
+    crew.erase(dead);
+    hire(self, detached);
+    hand_out(self);
+  });
   return {
-      [=](text_question& q) { return self->delegate(next(), std::move(q)); },
-      [=](turn_prepare& p) { return self->delegate(next(), std::move(p)); },
+      [=](text_question& q) {
+        const auto promise = self->make_response_promise<text_answer>();
+        const auto turn = q.request.turn;
+        const auto n_bytes = work_bytes(q);
+        take(self, turn, n_bytes, {std::move(q), promise});
+        return promise;
+      },
+      [=](turn_prepare& p) {
+        const auto promise = self->make_response_promise<turn_prepared>();
+        const auto turn = p.request.turn;
+        const auto n_bytes = work_bytes(p.request);
+        take(self, turn, n_bytes, {std::move(p), promise});
+        return promise;
+      },
+      [=](const client_gone& gone) {
+        if (const auto ticket = self->state.queue.erase(gone.turn))
+          refuse(close(self, *ticket), {499, "ClientClosedRequestError", "The client has gone.", {}, 0});
+      },
   };
 }
 
 } // namespace
 
 prepare_actor spawn_prepare(caf::actor_system& system, const prepare_config& config,
-                            std::shared_ptr<const text_side> text, int32_t n_threads) {
-  // Shared by the crew: it is immutable.
+                            std::shared_ptr<const text_side> text, int32_t n_threads, bool detached) {
   auto builder = std::make_shared<const prompt_builder>(config, std::move(text));
   if (n_threads <= 0) return system.spawn(prepare, std::move(builder));
-  return system.spawn(desk, std::move(builder), n_threads);
+  return system.spawn(desk, std::move(builder), config, n_threads, detached);
 }
 
 } // namespace troupe

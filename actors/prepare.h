@@ -1,6 +1,7 @@
 // From a request to token ids: renders, tokenises, decodes images, checks lengths. Runs nothing on the model.
 #pragma once
 
+#include "actors/counters.h"
 #include "actors/messages.h"
 #include "actors/settings.h"
 #include "model/model.h"
@@ -33,18 +34,22 @@ struct turn_prepared {
   parser_start start = parser_start::content;
 };
 
+// client_gone: of a turn or a question (`request.turn` names both): if it still waits, no work is done for it.
 using prepare_actor = caf::typed_actor<caf::replies_to<text_question>::with<text_answer>,
-                                       caf::replies_to<turn_prepare>::with<turn_prepared>>;
+                                       caf::replies_to<turn_prepare>::with<turn_prepared>, caf::reacts_to<client_gone>>;
 
 struct prepare_config {
   settings values;
   model_info info;
   int64_t max_context = 0;
+  std::shared_ptr<counters> numbers = nullptr; // also held by net; null: nobody looks
 };
 
-// `n_threads` detached actors behind one handle; 0: the handle itself does the work (tests).
+// A crew of `n_threads` actors behind one handle, each of which gets the next work when it is idle; 0: the handle
+// itself does the work (tests). What waits is bounded: turns by refuse_early() of queue_limit.h, questions by
+// max_queue; one more gets 429. One of the crew that dies costs its request a 500 and is replaced.
 prepare_actor spawn_prepare(caf::actor_system&, const prepare_config&, std::shared_ptr<const text_side>,
-                            int32_t n_threads);
+                            int32_t n_threads, bool detached = true);
 
 } // namespace troupe
 

@@ -65,6 +65,7 @@ void end_early(self_pointer self, const std::string& cause) {
 }
 
 void refuse(self_pointer self, const api_error& why) {
+  ++self->state.numbers->ended_refused;
   self->state.sink->fail(why);
   end_early(self, "refused " + std::to_string(why.status) + ": " + why.message);
 }
@@ -211,6 +212,7 @@ timed_request::behavior_type behave(self_pointer self, front parts, chat_request
   s.prepare = parts.prepare;
   s.numbers = parts.numbers;
   s.born = self->clock().now();
+  ++s.numbers->turns;
   if (parts.config.request_timeout_s > 0)
     self->delayed_send(self, std::chrono::seconds(parts.config.request_timeout_s), due_atom_v);
   self->send(s.prepare, turn_prepare{std::move(request)});
@@ -225,9 +227,14 @@ timed_request::behavior_type behave(self_pointer self, front parts, chat_request
         auto& state = self->state;
         if (state.at == request_state::stage::preparing) {
           ++state.numbers->ended_abort;
+          self->send(state.prepare, client_gone{state.turn});
           return end_early(self, "abort");
         }
-        self->send(state.journal, client_gone{state.turn});
+        // High only behind turn_queued: before it, the message must not overtake turn_begin.
+        if (state.at == request_state::stage::running)
+          self->send<caf::message_priority::high>(state.journal, client_gone{state.turn});
+        else
+          self->send(state.journal, client_gone{state.turn});
       },
       [=](const images_wanted& w) { give_images(self, w); },
       [=](const turn_ended& e) { end(self, e); },

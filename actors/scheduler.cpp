@@ -9,9 +9,13 @@
 
 #include <caf/all.hpp>
 
+#include <unordered_map>
+
 namespace troupe {
 
 namespace {
+
+constexpr auto look_time = std::chrono::seconds(1); // between looks at turns that wait, where their wait has a limit
 
 struct scheduler_state {
   static inline const char* name = "scheduler";
@@ -27,8 +31,13 @@ struct scheduler_state {
   bool ends_resume = false; // and the next plan says that they all are
   int64_t n_refused = 0;
   std::vector<caf::typed_response_promise<bool>> drains;
+  // Where a wait has a limit: turns that have not started, so that a stream does not open before it is sure to run.
+  std::unordered_map<turn_id, request_actor> unopened;
+  bool may_expire = false;
+  bool has_timer = false; // Invariant: exactly while one is on its way to ourselves
 };
-using self_pointer = scheduler_actor::stateful_pointer<scheduler_state>;
+using timed_scheduler = scheduler_actor::extend<caf::reacts_to<due_atom>>; // due_atom: look at who waits, from itself
+using self_pointer = timed_scheduler::stateful_pointer<scheduler_state>;
 
 int64_t microseconds(caf::actor_clock::time_point t) {
   return std::chrono::duration_cast<std::chrono::microseconds>(t.time_since_epoch()).count();
@@ -39,7 +48,28 @@ void show_gauges(self_pointer self) {
   s.numbers->running = s.policy.n_running();
   s.numbers->waiting = s.policy.n_waiting();
   s.numbers->paused = s.policy.n_paused();
+  s.numbers->turn_us = static_cast<int64_t>(s.policy.mean_turn_s() * 1e6);
   s.numbers->preemptions = s.policy.n_parkings();
+}
+
+// Opens what starts.
+void open_started(self_pointer self, const step_plan& plan) {
+  auto& s = self->state;
+  for (const auto& started : plan.started)
+    if (s.unopened.erase(started.turn) > 0) self->send(s.fan_out, turn_queued{started.turn});
+}
+
+void look_at_waiting(self_pointer self) {
+  auto& s = self->state;
+  const auto never_ran = [&](turn_id id) { return s.unopened.count(id) > 0; };
+  for (auto& [id, why] : s.policy.expire(self->clock().now(), never_ran)) {
+    ++s.n_refused;
+    ++s.numbers->refused;
+    if (const auto asker = s.unopened.extract(id); asker && asker.mapped())
+      self->send(asker.mapped(), turn_refused{id, std::move(why)});
+  }
+  if (s.unopened.empty() || std::exchange(s.has_timer, true)) return;
+  self->delayed_send(self, look_time, due_atom_v);
 }
 
 void pump(self_pointer self) {
@@ -58,6 +88,7 @@ void pump(self_pointer self) {
     if (n_rows > 0) s.numbers->iteration_tokens.observe(static_cast<double>(n_rows));
     s.in_flight = true;
     s.numbers->step_sent_us = microseconds(now);
+    if (!s.unopened.empty()) open_started(self, plan);
     self->send(s.next, std::move(plan));
   }
   show_gauges(self);
@@ -84,6 +115,7 @@ void admit(self_pointer self, turn_admit& turn) {
     n_prompt += static_cast<int64_t>(q.prompt.size());
     if (!q.images.empty()) with_images.push_back(q.id);
   }
+  const bool may_expire = s.may_expire && !turn.is_resumed; // a client may have seen the beginning of that one
   const auto asker = caf::actor_cast<request_actor>(self->current_sender());
   if (auto why = s.policy.admit(std::move(turn), self->clock().now())) {
     ++s.n_refused;
@@ -94,9 +126,13 @@ void admit(self_pointer self, turn_admit& turn) {
     return;
   }
   s.numbers->prompt_tokens += n_prompt;
-  self->send(s.fan_out, turn_queued{id});
+  if (may_expire)
+    s.unopened.emplace(id, asker);
+  else
+    self->send(s.fan_out, turn_queued{id});
   if (asker) self->send(asker, turn_queued{id});
   pump(self);
+  look_at_waiting(self);
 }
 
 void count_drafts(counters& n, const step_result& result) {
@@ -133,6 +169,7 @@ caf::result<bool> drain(self_pointer self, const drain_begin& d) {
   auto promise = self->make_response_promise<bool>();
   if (d.now) {
     std::vector<accepted_tokens> ended;
+    s.unopened.clear();
     s.policy.fail_all(d.why.empty() ? "server stopping" : d.why, d.why.empty() ? 503 : 500, ended);
     hand_on(self, std::move(ended));
     promise.deliver(true); // the ring may be dead: nothing here waits for it
@@ -167,6 +204,7 @@ void rewire(self_pointer self, const wiring& w) {
   const bool was_draining = s.policy.is_draining();
   s.policy = batch_policy(s.limits);
   if (was_draining) s.policy.refuse_new();
+  s.unopened.clear();
   s.epoch = w.epoch;
   s.step = 0;
   s.in_flight = s.ends_resume = false;
@@ -174,15 +212,17 @@ void rewire(self_pointer self, const wiring& w) {
   s.numbers->step_sent_us = 0;
 }
 
-scheduler_actor::behavior_type behave(self_pointer self, batch_limits limits, std::shared_ptr<counters> numbers) {
+timed_scheduler::behavior_type behave(self_pointer self, batch_limits limits, std::shared_ptr<counters> numbers) {
   guard(self);
   auto& s = self->state;
   s.limits = limits;
   s.policy = batch_policy(limits);
+  s.may_expire = limits.max_wait_s > 0;
   s.numbers = std::move(numbers);
   return {
       [=](turn_admit& turn) { admit(self, turn); },
       [=](const client_gone& gone) {
+        self->state.unopened.erase(gone.turn);
         self->state.policy.cancel(gone.turn);
         pump(self);
       },
@@ -210,6 +250,11 @@ scheduler_actor::behavior_type behave(self_pointer self, batch_limits limits, st
       [=](const draft_limit& d) { self->state.policy.set_max_drafts(d.n_tokens); },
       [=](const drain_begin& d) { return drain(self, d); },
       [=](status_atom) { return status(self); },
+      [=](due_atom) {
+        self->state.has_timer = false;
+        look_at_waiting(self);
+        pump(self);
+      },
   };
 }
 

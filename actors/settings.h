@@ -21,8 +21,10 @@ struct settings {
   int32_t io_threads = 1;
 
   // limits
-  int32_t max_running = 64;   // sequences in one step
-  int32_t max_queue = 1024;   // waiting turns
+  int32_t max_running = 64;     // sequences in one step
+  int32_t max_queue = 1024;     // waiting turns
+  int32_t max_queue_wait_s = 0; // of a turn, before it starts; 0: any time
+  int32_t max_connections = 8192;
   int64_t max_context = 0;    // 0: what the model says
   int32_t chunk_tokens = 512; // rows of one step
   int32_t max_gap_ms = 250;   // between tokens of a stream while prompts are read
@@ -36,6 +38,7 @@ struct settings {
   int64_t max_bodies_bytes = int64_t{512} << 20; // of all requests being read or prepared
   int64_t outbox_bytes = 256 << 10;              // of one stream, before its sequence pauses
   int32_t read_timeout_s = 60, send_timeout_s = 120, drain_timeout_s = 60, request_timeout_s = 0;
+  int32_t half_close_grace_s = 0; // for clients that end their sending side and still read
   int32_t ping_interval_s = 15;
   bool clamp_max_tokens = false;
 

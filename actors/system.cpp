@@ -125,6 +125,7 @@ batch_limits runtime::impl::plan_limits() const {
   batch_limits limits;
   limits.max_running = c.max_running;
   limits.max_queue = c.max_queue;
+  limits.max_wait_s = c.max_queue_wait_s;
   limits.chunk_tokens = c.chunk_tokens;
   limits.max_gap_ms = c.max_gap_ms;
   limits.overcommit = c.overcommit;
@@ -272,8 +273,8 @@ void runtime::load_all() {
   i.supervisor = spawn_supervisor(i.system, config, i.engine, i.parts.text, i.numbers, i.failed);
   i.parts.fingerprint = make_fingerprint(i.folder, i.parts.config);
   i.parts.journal = i.engine.journal;
-  i.parts.prepare =
-      spawn_prepare(i.system, {i.parts.config, i.parts.info, i.parts.max_context}, i.parts.text, n_prepare_threads);
+  i.parts.prepare = spawn_prepare(i.system, {i.parts.config, i.parts.info, i.parts.max_context, i.numbers},
+                                  i.parts.text, n_prepare_threads);
   i.numbers->now = phase::warm_up;
   i.numbers->progress = 0;
   i.warm_up(limits);

@@ -6,13 +6,10 @@
 
 #include <caf/all.hpp>
 
-#include <chrono>
 #include <map>
 
 namespace troupe {
 namespace {
-
-constexpr auto question_deadline = std::chrono::seconds(60);
 
 struct state {
   static inline const char* name = "connection";
@@ -52,7 +49,8 @@ connection_actor::behavior_type behave(self_ptr self, std::shared_ptr<const engi
       },
       [self, port](question_start& start) { // the same
         auto sink = std::move(start.sink);
-        self->request(port->prepare, question_deadline, std::move(start.question))
+        // No deadline: its timer would outlive the answer. prepare answers all it takes, and CAF for it if it has died.
+        self->request(port->prepare, caf::infinite, std::move(start.question))
             .then([sink](const text_answer& a) { sink->answer(a); },
                   [sink](const caf::error& e) {
                     spdlog::error("prepare did not answer: {}", to_string(e));
@@ -61,9 +59,10 @@ connection_actor::behavior_type behave(self_ptr self, std::shared_ptr<const engi
                     sink->answer(std::move(a));
                   });
       },
-      [self](const client_gone& gone) {
+      [self, port](const client_gone& gone) {
         for (const auto& [address, turn] : self->state.turns)
-          if (turn.id == gone.turn) self->send<caf::message_priority::high>(turn.actor, gone);
+          if (turn.id == gone.turn) return self->send<caf::message_priority::high>(turn.actor, gone);
+        self->send(port->prepare, gone); // a question
       },
       [self](const socket_closed&) {
         auto& s = self->state;

@@ -17,6 +17,9 @@ std::shared_ptr<const engine_port> to_engine_port(caf::actor_system& system, con
   const auto words = f.text->words();
   facts->vocabulary = std::min<int64_t>(f.info.vocabulary, words->size());
   facts->max_context = f.max_context;
+  facts->eos = f.info.eos;
+  const auto suppressed = f.text->suppressed_ids();
+  facts->suppressed.assign(suppressed.begin(), suppressed.end());
   facts->block_tokens = f.info.block_tokens;
   facts->default_temperature = f.info.default_temperature;
   facts->default_top_p = f.info.default_top_p;

@@ -15,8 +15,11 @@ struct http_counts {
   static constexpr std::array<int, 16> statuses = {200, 204, 400, 401, 404, 405, 408, 413,
                                                    414, 415, 429, 431, 499, 500, 501, 503};
   std::array<std::array<std::atomic<int64_t>, statuses.size()>, n_endpoints> requests{};
-  std::atomic<int64_t> in_flight{0}; // turns and questions being worked on
-  std::atomic<int64_t> stalled{0};   // streams ended because the client did not read
+  std::atomic<int64_t> in_flight{0};        // turns and questions being worked on
+  std::atomic<int64_t> connections{0};      // open
+  std::atomic<int64_t> connections_over{0}; // of them, those beyond the limit, being told so
+  std::atomic<int64_t> turned_away{0};      // connections beyond the limit so far
+  std::atomic<int64_t> stalled{0};          // streams ended because the client did not read
   histogram duration{latency_bounds()};
 
   void add(endpoint e, int status) {

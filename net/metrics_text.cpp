@@ -77,6 +77,7 @@ void add_drafts(family_list& out, const counters& n) {
 void add_engine(family_list& out, const counters& n, int64_t block_tokens) {
   out.gauge("vllm:num_requests_running", "Sequences in the running steps.", static_cast<double>(n.running));
   out.gauge("vllm:num_requests_waiting", "Turns waiting for a place.", static_cast<double>(n.waiting));
+  out.gauge("troupe_num_requests_preparing", "Turns whose prompt is being made.", static_cast<double>(n.preparing));
   out.gauge("vllm:num_requests_waiting_by_reason", "Turns waiting, by what they wait for.",
             static_cast<double>(n.waiting), {{"reason", "capacity"}});
   const double blocks = static_cast<double>(n.blocks);
@@ -119,6 +120,8 @@ void add_engine(family_list& out, const counters& n, int64_t block_tokens) {
 void add_own(family_list& out, const counters& n, const http_counts& http) {
   out.counter("troupe_steps_total", "Steps run.", static_cast<double>(n.steps));
   out.counter("troupe_rows_total", "Rows run.", static_cast<double>(n.rows));
+  out.counter("troupe_turns_total", "Turns that began.", static_cast<double>(n.turns));
+  out.counter("troupe_turns_refused_total", "Of them, refused before they ran.", static_cast<double>(n.ended_refused));
   out.counter("troupe_queue_rejects_total", "Turns refused because the queue was full.",
               static_cast<double>(n.refused));
   out.counter("troupe_stream_pauses_total", "Streams paused because their client read too slowly.",
@@ -148,6 +151,9 @@ void add_http(family_list& out, const http_counts& http) {
                      {"status", std::to_string(http_counts::statuses[s])}});
   out.distribution("http_request_duration_seconds", "From the head of a request to the last byte of its answer.",
                    http.duration);
+  out.gauge("troupe_connections", "Open connections.", static_cast<double>(http.connections));
+  out.counter("troupe_connections_refused_total", "Connections beyond max_connections.",
+              static_cast<double>(http.turned_away));
   out.gauge("troupe_http_in_flight", "Requests being worked on.", static_cast<double>(http.in_flight));
 }
 
@@ -164,11 +170,13 @@ void add_process(family_list& out) {
 
 } // namespace
 
-std::string metrics_text(const counters& n, const http_counts& http, const std::string& model, int64_t block_tokens) {
+std::string metrics_text(const counters& n, const http_counts& http, int64_t bodies_bytes, const std::string& model,
+                         int64_t block_tokens) {
   family_list out(model);
   add_engine(out, n, block_tokens);
   add_own(out, n, http);
   add_http(out, http);
+  out.gauge("troupe_bodies_bytes", "Of request bodies being read or prepared.", static_cast<double>(bodies_bytes));
   add_process(out);
   return out.text();
 }

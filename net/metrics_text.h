@@ -9,6 +9,7 @@
 namespace troupe {
 
 // Reads atomics only. `model`: the value of label model_name; empty while loading. `block_tokens`: of a KV block.
-std::string metrics_text(const counters&, const http_counts&, const std::string& model, int64_t block_tokens);
+std::string metrics_text(const counters&, const http_counts&, int64_t bodies_bytes, const std::string& model,
+                         int64_t block_tokens);
 
 } // namespace troupe

@@ -331,6 +331,19 @@ parsed<text_question> parse_detokenize_request(std::string_view text, const requ
   return out;
 }
 
+parsed<std::string> parse_abort_request(std::string_view text) {
+  parsed<std::string> out;
+  json_document doc;
+  request_problem problem;
+  if (read_body(text, doc, problem)) {
+    const field_reader body(doc.root(), "", problem);
+    if (!body.present("request_id")) body.refuse("request_id", "request_id: required, expected a string");
+    out.value = body.string("request_id").value_or("");
+  }
+  if (problem.found()) out.refusal = problem.first();
+  return out;
+}
+
 std::string accepted_request_id(std::string_view id) {
   if (id.empty() || id.size() > 128) return {};
   for (const char c : id)

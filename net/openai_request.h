@@ -51,6 +51,9 @@ parsed<parsed_request> parse_completion_request(std::string_view body, const req
 parsed<text_question> parse_tokenize_request(std::string_view body, const request_facts&);
 parsed<text_question> parse_detokenize_request(std::string_view body, const request_facts&);
 
+// /abort: the request id.
+parsed<std::string> parse_abort_request(std::string_view body);
+
 // A client's X-Request-Id if it is well-formed ([A-Za-z0-9._:-]{1,128}), else empty.
 std::string accepted_request_id(std::string_view header);
 std::string new_request_id(); // 32 hex digits of a version 4 uuid

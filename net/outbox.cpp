@@ -81,15 +81,17 @@ void outbox::close() {
   dropped = std::move(wire_);
 }
 
-void outbox::ping() {
+bool outbox::ping() {
   shared_wire wire;
   {
     std::lock_guard lock(mutex_);
-    if (closed_ || stage_ != stage::open || busy_) return;
+    if (closed_ || stage_ == stage::waiting) return false;
+    if (stage_ != stage::open || busy_) return true;
     next_ += sse::ping;
     wire = wire_to_kick();
   }
   kick(wire);
+  return true;
 }
 
 void outbox::note(std::string_view text) {

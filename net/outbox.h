@@ -37,7 +37,7 @@ public:
   void note(std::string_view) override;
 
   void close(); // the client is gone: lets go of the wire; any thread
-  void ping();  // strand: a comment, if nothing is queued or being written
+  bool ping();  // strand: a comment, if nothing is queued or being written; true: the stream is open
 
 private:
   enum class stage : uint8_t { waiting, open, ended };

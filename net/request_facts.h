@@ -16,6 +16,8 @@ struct request_facts {
   std::vector<std::string> model_names; // first: default
   int64_t vocabulary = 0;               // ids a client may name are below
   int64_t max_context = 0, block_tokens = 0;
+  int32_t eos = -1;
+  std::vector<int32_t> suppressed; // ids that are not sampled unless a request names them (chat.md 5.7)
   float default_temperature = 1, default_top_p = 1;
   std::string fingerprint;                                        // system_fingerprint
   int64_t started_at = 0;                                         // unix seconds: `created` of the model cards

@@ -24,6 +24,7 @@ constexpr row rows[] = {
     {endpoint::model, "/v1/models/", "GET HEAD", false}, // a prefix: the rest is the id
     {endpoint::tokenize, "/tokenize", "POST", false},
     {endpoint::detokenize, "/detokenize", "POST", false},
+    {endpoint::abort, "/abort", "POST", false},
     {endpoint::health, "/health", "GET HEAD", true},
     {endpoint::ping, "/ping", "GET HEAD POST", true},
     {endpoint::ready, "/ready", "GET HEAD", true},
@@ -46,7 +47,8 @@ bool takes_json(endpoint e) {
   case endpoint::chat_render:
   case endpoint::completions_render:
   case endpoint::tokenize:
-  case endpoint::detokenize: return true;
+  case endpoint::detokenize:
+  case endpoint::abort: return true;
   default: return false;
   }
 }

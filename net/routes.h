@@ -22,6 +22,7 @@ enum class endpoint : uint8_t {
   model,
   tokenize,
   detokenize,
+  abort,
   health,
   ping,
   ready,
@@ -45,6 +46,7 @@ struct route {
   std::string model;    // of /v1/models/{id}
   bool is_open = false; // answers without an API key
 };
+inline bool is_turn(endpoint e) { return e == endpoint::chat || e == endpoint::completions; }
 // Never fails: an unknown path has endpoint none. With `render` off, the render endpoints are unknown.
 route find_route(std::string_view target, bool render);
 // 404, 405 or 415 by the head alone; nothing if it may pass. OPTIONS passes everywhere.

@@ -159,6 +159,32 @@ void read_lengths(const field_reader& body, const request_facts& facts, int64_t 
   }
 }
 
+// True if the rules of sampling leave no id for the first token. Such a turn could only fail, and a stream of it would
+// have opened by then. The same order of rules as in model/sampling.cpp.
+bool masks_all(const sampling_params& p, const request_facts& facts) {
+  const auto n_ids = static_cast<size_t>(std::max<int64_t>(facts.vocabulary, 0));
+  const size_t n_rules = p.logit_bias.size() + p.bad_words.size() + p.stop_ids.size() + facts.suppressed.size() + 1;
+  if (p.allowed_ids.empty() && n_rules < n_ids) return false;
+  std::vector<bool> is_open(n_ids, p.allowed_ids.empty());
+  const auto set = [&](int32_t id, bool open) {
+    if (id >= 0 && static_cast<size_t>(id) < n_ids) is_open[static_cast<size_t>(id)] = open;
+  };
+  for (const auto id : p.allowed_ids) set(id, true);
+  if (p.allowed_ids.empty() && facts.config.suppress_reserved)
+    for (const auto id : facts.suppressed) set(id, false);
+  for (const auto& [id, bias] : p.logit_bias) {
+    if (bias <= -100) set(id, false);
+    if (bias > 0 && p.allowed_ids.empty()) set(id, true);
+  }
+  for (const auto& word : p.bad_words)
+    if (word.size() == 1) set(word.front(), false);
+  if (p.min_tokens > 0) {
+    set(facts.eos, false);
+    for (const auto id : p.stop_ids) set(id, false);
+  }
+  return std::find(is_open.begin(), is_open.end(), true) == is_open.end();
+}
+
 } // namespace
 
 uint64_t random_seed() {
@@ -184,6 +210,9 @@ void read_sampling(const field_reader& body, const request_facts& facts, int64_t
   read_stops(body, facts, out);
   read_lengths(body, facts, default_max, out);
   out.sampling.suppress_reserved = facts.config.suppress_reserved;
+  if (!body.problem().found() && masks_all(out.sampling, facts))
+    body.refuse(out.sampling.allowed_ids.empty() ? "logit_bias" : "allowed_token_ids",
+                "allowed_token_ids, logit_bias, bad_words and min_tokens together allow no token at all.");
   if (const auto p = body.integer("priority"))
     out.priority = static_cast<int32_t>(std::clamp<int64_t>(*p, 0, 1 << 30)); // negative needs an admin key
   if (const json_value* salt = body.present("cache_salt")) {

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
 
@@ -32,6 +33,14 @@ sigset_t block_signals() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   return set;
+}
+
+// Sockets are files too: take as many as this process may have.
+void raise_open_files() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 void say(const std::string& line) {
@@ -97,6 +106,7 @@ int run_serve(const loaded_config& config, const std::string& version) {
   start_log(s.log_level);
   for (const auto& w : config.warnings) spdlog::warn("config: {}", w);
   const sigset_t signals = block_signals();
+  raise_open_files();
   const auto numbers = std::make_shared<counters>();
   std::unique_ptr<server> listener;
   try {

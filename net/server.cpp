@@ -16,10 +16,13 @@
 
 #include <fmt/format.h>
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 namespace troupe {
@@ -28,10 +31,28 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
+namespace {
+
+constexpr int64_t max_lingering = 64;     // connections beyond the limit that are waited for, so that they read why
+constexpr int64_t other_descriptors = 96; // files, pipes, and accepted sockets that are about to be told
+
+// Connections that the limit of open files allows, of those wished for.
+int64_t affordable(int64_t wished) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return wished;
+  const int64_t most = std::max<int64_t>(static_cast<int64_t>(limit.rlim_cur) - other_descriptors - max_lingering, 1);
+  if (most < wished)
+    spdlog::warn("max_connections: {} of {}, limited by the open files this process may have ({})", most, wished,
+                 limit.rlim_cur);
+  return std::min(wished, most);
+}
+
+} // namespace
+
 struct server::impl {
   impl(const settings& config, std::shared_ptr<counters> numbers, std::string version)
       : shared(config, std::move(numbers), std::move(version)), io(std::max(1, config.io_threads)),
-        work(asio::make_work_guard(io)), acceptor(io) {
+        work(asio::make_work_guard(io)), acceptor(io), max_connections(affordable(config.max_connections)) {
     listen(config);
     asio::co_spawn(io, accept(), asio::detached);
     for (int i = 0; i < std::max(1, config.io_threads); i++) threads.emplace_back([this] { io.run(); });
@@ -73,25 +94,35 @@ struct server::impl {
         co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
         continue;
       }
-      auto next = std::make_shared<session>(std::move(socket), shared, desk);
-      remember(next);
-      next->start();
+      welcome(std::make_shared<session>(std::move(socket), shared, desk));
     }
   }
 
-  void remember(const std::shared_ptr<session>& s) {
-    std::lock_guard lock(mutex);
-    if (sessions.size() >= 2 * n_open + 64) {
-      std::erase_if(sessions, [](const auto& w) { return w.expired(); });
-      n_open = sessions.size();
+  void welcome(const std::shared_ptr<session>& next) {
+    auto& counts = shared.counts();
+    const bool is_over = counts.connections >= max_connections;
+    uint64_t place;
+    {
+      std::lock_guard lock(mutex);
+      place = ++last_place;
+      sessions.emplace(place, next);
     }
-    sessions.push_back(s);
+    ++counts.connections;
+    const auto forget = [this, place, is_over] {
+      --shared.counts().connections;
+      shared.counts().connections_over -= is_over;
+      std::lock_guard lock(mutex);
+      sessions.erase(place);
+    };
+    if (!is_over) return next->start(forget);
+    ++counts.turned_away;
+    next->turn_away(++counts.connections_over <= max_lingering, forget);
   }
 
   size_t close_sessions(bool now) {
     std::lock_guard lock(mutex);
     size_t n = 0;
-    for (const auto& w : sessions)
+    for (const auto& [place, w] : sessions)
       if (const auto s = w.lock(); s && !s->is_over()) {
         s->stop(now);
         n++;
@@ -127,9 +158,10 @@ struct server::impl {
   asio::thread_pool desk{1}; // parses large bodies, writes large answers
   tcp::acceptor acceptor;
   std::vector<std::thread> threads;
-  std::mutex mutex; // guards the two below
-  std::vector<std::weak_ptr<session>> sessions;
-  size_t n_open = 0;
+  const int64_t max_connections;
+  std::mutex mutex;                                              // guards the two below
+  std::unordered_map<uint64_t, std::weak_ptr<session>> sessions; // open ones, by arrival
+  uint64_t last_place = 0;
 };
 
 server::server(const settings& config, std::shared_ptr<counters> numbers, std::string version)

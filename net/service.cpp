@@ -1,6 +1,7 @@
 // Small answers are written here; parsing is openai_request's, the wording of metrics is metrics_text's.
 #include "net/service.h"
 
+#include "actors/queue_limit.h"
 #include "net/answer_text.h"
 #include "net/api_errors.h"
 #include "net/fields.h"
@@ -164,6 +165,11 @@ std::optional<http_reply> service::answer_head(const route& to, const request_he
   }
   if (const auto e = guard_.refuse(to, head)) return refuse(*e);
   if (const auto e = refuse_head(to, head)) return refuse(*e);
+  if (is_turn(to.to))
+    if (const auto e = refuse_early(*numbers_, arriving_, config_.max_queue, config_.max_running)) {
+      ++numbers_->refused;
+      return refuse(*e);
+    }
   return {};
 }
 
@@ -205,8 +211,8 @@ http_reply service::answer_plain(const route& to) const {
 
 std::string service::metrics_text() const {
   const auto p = port();
-  return troupe::metrics_text(*numbers_, counts_, p ? p->facts->model_names.front() : std::string(),
-                              p ? p->facts->block_tokens : 0);
+  return troupe::metrics_text(*numbers_, counts_, bodies_->used_bytes,
+                              p ? p->facts->model_names.front() : std::string(), p ? p->facts->block_tokens : 0);
 }
 
 bool body_claim::grow_to(int64_t n_bytes) {
@@ -220,12 +226,29 @@ bool body_claim::grow_to(int64_t n_bytes) {
   return true;
 }
 
+http_reply service::answer_abort(std::string_view body) {
+  const auto asked = parse_abort_request(body);
+  if (asked.refusal) return refuse(*asked.refusal);
+  const size_t n = turns_.abort(asked.value);
+  if (n == 0)
+    return refuse(make_error(404, fmt::format("No request `{}` is running.", quoted(asked.value)), "request_id"));
+  http_reply r;
+  r.body = "{\"request_id\":";
+  append_json_string(r.body, asked.value);
+  r.body += fmt::format(",\"aborted\":{}}}", n);
+  return r;
+}
+
 service::outcome service::answer(const route& to, const request_head&, std::string_view body, std::string_view id) {
   outcome out;
   out.asked = to.to;
   const bool plain = to.is_open;
   if (plain) {
     out.reply = answer_plain(to);
+    return out;
+  }
+  if (to.to == endpoint::abort) { // also while the server drains
+    out.reply = answer_abort(body);
     return out;
   }
   out.port = port();

@@ -10,6 +10,7 @@
 #include "net/http_reply.h"
 #include "net/openai_request.h"
 #include "net/routes.h"
+#include "net/running_turns.h"
 
 #include <atomic>
 #include <memory>
@@ -43,6 +44,7 @@ public:
     std::shared_ptr<const engine_port> port; // for turn and question: kept until they end
   };
   // After the head, before the body is read: an answer that needs no body (refusals, OPTIONS), or nothing.
+  // A turn that finds the queue full is refused here, before its body is read.
   std::optional<http_reply> answer_head(const route&, const request_head&) const;
   // With the whole body. `request_id`: from the header, if it was fit; empty otherwise.
   outcome answer(const route&, const request_head&, std::string_view body, std::string_view request_id);
@@ -58,13 +60,16 @@ public:
   counters& numbers() const { return *numbers_; }
   bool has_room(int64_t n_bytes) const { return bodies_->used_bytes + n_bytes <= bodies_->limit_bytes; }
   const std::shared_ptr<body_budget>& bodies() const { return bodies_; }
+  std::atomic<int64_t>& arriving() { return arriving_; }
   turn_id new_turn() { return turn_id{++last_turn_}; }
   http_counts& counts() { return counts_; }
+  running_turns& turns() { return turns_; }
   std::string metrics_text() const;
 
 private:
   std::string page_text() const;
   http_reply answer_plain(const route&) const;
+  http_reply answer_abort(std::string_view body);
   std::optional<api_error> unready() const;
 
   settings config_;
@@ -76,7 +81,9 @@ private:
   std::atomic<bool> draining_{false};
   std::atomic<uint64_t> last_turn_{0};
   std::shared_ptr<body_budget> bodies_; // shared with the claims: a sink may outlive the server
+  std::atomic<int64_t> arriving_{0};    // turns whose bodies are being read
   http_counts counts_;
+  running_turns turns_;
 };
 
 // A part of the budget for bodies, given back when the turn's prompt is prepared, or with the last reference. Shared by

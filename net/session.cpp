@@ -15,7 +15,10 @@
 #include <boost/beast/http/read.hpp>
 #include <caf/all.hpp>
 
+#include <algorithm>
 #include <exception>
+#include <limits>
+#include <utility>
 
 // GCC 12 takes Asio's frame allocator for a mismatched pair; both sides are Asio's own.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
@@ -31,6 +34,8 @@ namespace {
 // A body no larger is read to its end even when the request is refused, so that the connection can go on.
 constexpr uint64_t small_body_bytes = 64 << 10;
 constexpr auto linger_time = std::chrono::seconds(2);
+constexpr int32_t full_retry_s = 2;
+constexpr size_t kept_buffer_bytes = 16 << 10; // of a connection between its requests
 
 bool is_header_list(std::string_view s) { // what a browser may ask for, safe to echo
   for (const char c : s)
@@ -57,6 +62,17 @@ api_error check_codings(const request_parser& parser) {
   return none;
 }
 
+// Counts a turn whose body is on its way.
+class arrival {
+public:
+  explicit arrival(std::atomic<int64_t>& all) : all_(all) { ++all_; }
+  ~arrival() { --all_; }
+  arrival(const arrival&) = delete;
+
+private:
+  std::atomic<int64_t>& all_;
+};
+
 api_error no_room() { return make_error(503, "The server holds as many request bodies as it may, try again", {}, 2); }
 
 } // namespace
@@ -67,11 +83,33 @@ session::session(asio::ip::tcp::socket socket, service& shared, asio::thread_poo
   event_.expires_at(clock::time_point::max());
 }
 
-void session::start() {
+void session::start(std::function<void()> ended) {
+  ended_ = std::move(ended);
   error_code ignored;
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  // The kernel would let its own queue of a slow reader grow to megabytes.
+  const auto most = std::min<int64_t>(shared_.config().outbox_bytes, std::numeric_limits<int>::max());
+  socket_.set_option(asio::socket_base::send_buffer_size(static_cast<int>(most)), ignored);
   asio::co_spawn(
       socket_.get_executor(), [self = shared_from_this()] { return self->run(); }, asio::detached);
+}
+
+void session::turn_away(bool waits, std::function<void()> ended) {
+  ended_ = std::move(ended);
+  asio::co_spawn(
+      socket_.get_executor(), [self = shared_from_this(), waits] { return self->say_full(waits); }, asio::detached);
+}
+
+session::task<void> session::say_full(bool waits) {
+  try {
+    answer_.keep_alive = false;
+    answer_.request_id = new_request_id();
+    asked_at_ = clock::now();
+    http_reply reply = shared_.refuse(make_error(
+        503, "The server has as many connections open as it may (max_connections), try again later", {}, full_retry_s));
+    if (co_await write_reply(std::move(reply)) && waits) co_await linger();
+  } catch (const std::exception& e) { spdlog::error("connection: {}", e.what()); }
+  finish();
 }
 
 void session::stop(bool now) {
@@ -89,13 +127,19 @@ session::task<void> session::run() {
   } catch (const std::exception& e) { // the boundary of a connection: nothing of it reaches another
     spdlog::error("connection: {}", e.what());
   }
+  finish();
+}
+
+void session::finish() {
   if (actor_) caf::anon_send(actor_, socket_closed{});
   actor_ = nullptr;
+  claim_.reset();
   deadline_.cancel();
   ticker_.cancel();
   error_code ignored;
   socket_.close(ignored);
   over_ = true;
+  if (const auto ended = std::exchange(ended_, {})) ended();
 }
 
 session::task<void> session::serve_requests() {
@@ -221,6 +265,7 @@ session::task<bool> session::serve_one() {
   auto read = co_await read_head();
   if (read == read_result::closed) co_return false;
   std::optional<http_reply> reply;
+  std::optional<arrival> counted;
   if (read == read_result::refused) reply = shared_.refuse(refusal_);
   request_head head;
   if (!reply) {
@@ -250,6 +295,7 @@ session::task<bool> session::serve_one() {
     }
   }
   if (answer_.keep_alive || !reply) {
+    if (!reply && is_turn(route_.to)) counted.emplace(shared_.arriving());
     if (head.has_body && expects_continue()) co_await write_text("HTTP/1.1 100 Continue\r\n\r\n");
     read = co_await read_body();
     if (read == read_result::closed) co_return false;
@@ -273,6 +319,7 @@ session::task<bool> session::serve_one() {
       co_await at_desk(decide);
     else
       decide();
+    counted.reset();
     if (out.what == service::outcome::kind::turn)
       good = co_await run_turn(std::move(out));
     else if (out.what == service::outcome::kind::question)
@@ -282,6 +329,7 @@ session::task<bool> session::serve_one() {
   }
   parser_.reset();
   claim_.reset();
+  if (buffer_.size() == 0 && buffer_.capacity() > kept_buffer_bytes) buffer_.shrink_to_fit();
   if (good && closes()) co_await linger();
   co_return good && !closes();
 }

@@ -32,7 +32,10 @@ public:
   // `socket` runs on a strand of its own; everything below does. `shared` outlives the session.
   // Requests whose body is large are read into values, and large answers written, on `desk`: other streams go on.
   session(boost::asio::ip::tcp::socket socket, service& shared, boost::asio::thread_pool& desk);
-  void start();
+  // `ended` runs once, on the strand, when the socket is closed.
+  void start(std::function<void()> ended);
+  // The same for a connection beyond the limit: an answer that says so. `waits`: until it has surely arrived.
+  void turn_away(bool waits, std::function<void()> ended);
   void stop(bool now);                          // any thread: close when idle; `now`: close at once
   bool is_over() const { return over_.load(); } // any thread
 
@@ -42,6 +45,8 @@ private:
   enum class waited : uint8_t { nothing, finished, refused, answered, gone };
 
   task<void> run();
+  task<void> say_full(bool waits);
+  void finish();
   task<void> serve_requests();
   task<bool> serve_one(); // false: close the connection
   task<read_result> read_head();
@@ -63,6 +68,8 @@ private:
   void arm(std::chrono::seconds); // read deadline: cancels the socket's operations
   void end_wait(waited);
   void peer_gone();
+  void half_close(); // the peer sends no more; it may still read
+  void abort_turn(turn_id);
   const connection_actor& actor(const engine_port&, std::shared_ptr<const engine_port>);
   bool closes() const { return !answer_.keep_alive; }
   bool expects_continue() const; // Precondition: the head was read
@@ -83,11 +90,13 @@ private:
   waited waited_ = waited::nothing;
   api_error refusal_;
   http_reply answered_;
-  clock::time_point asked_at_, last_write_, write_began_;
+  clock::time_point asked_at_, last_write_, write_began_, half_closed_at_;
+  turn_id turn_{}; // in flight
   uint64_t deadline_round_ = 0;
   bool timed_out_ = false, watching_ = false, in_turn_ = false, writing_ = false, stopping_ = false, is_head_ = false,
-       idle_ = false, logged_ = false;
+       idle_ = false, logged_ = false, half_closed_ = false;
   std::atomic<bool> over_{false};
+  std::function<void()> ended_;
 };
 
 } // namespace troupe

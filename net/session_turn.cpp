@@ -1,6 +1,7 @@
 // A turn or a question in flight: the sink lent to the engine, the outstanding read, pings and the send deadline.
 #include "net/session.h"
 
+#include "net/api_errors.h"
 #include "storage/log.h"
 
 #include <boost/asio/buffer.hpp>
@@ -59,13 +60,38 @@ void session::peer_gone() {
   end_wait(waited::gone);
 }
 
+// As an operator wishes: the client gets an error, the engine is told as if the client had left.
+void session::abort_turn(turn_id turn) {
+  if (!in_turn_ || turn != turn_) return;
+  caf::anon_send(actor_, client_gone{turn}); // behind its turn_start
+  const api_error e = make_error(499, "The request was aborted by an operator.");
+  if (outbox_) outbox_->fail(e);
+  if (collector_) collector_->fail(e);
+}
+
+// A peer that is gone sends a FIN just like one that only has nothing more to say. What is written to it shows the
+// difference: the one that is gone answers with a reset, which ends the wait for an error.
+void session::half_close() {
+  half_closed_ = true;
+  half_closed_at_ = clock::now();
+  if (outbox_) outbox_->ping();
+  watching_ = true;
+  socket_.async_wait(asio::ip::tcp::socket::wait_error, [self = shared_from_this()](error_code ec) {
+    self->watching_ = false;
+    if (!ec) self->peer_gone();
+    self->event_.cancel();
+  });
+}
+
 void session::watch() {
-  if (watching_ || !in_turn_ || buffer_.size() >= max_pipelined_bytes) return;
+  if (watching_ || half_closed_ || !in_turn_ || buffer_.size() >= max_pipelined_bytes) return;
   watching_ = true;
   socket_.async_read_some(buffer_.prepare(4096), [self = shared_from_this()](error_code ec, size_t n) {
     self->watching_ = false;
     self->buffer_.commit(n);
-    if (ec && ec != asio::error::operation_aborted)
+    if (ec == asio::error::eof && self->in_turn_ && self->shared_.config().half_close_grace_s > 0)
+      self->half_close();
+    else if (ec && ec != asio::error::operation_aborted)
       self->peer_gone();
     else if (!ec)
       self->watch();
@@ -87,14 +113,18 @@ void session::tick() {
       self->socket_.cancel(ignored);
       return;
     }
-    if (self->outbox_ && now - self->last_write_ >= std::chrono::seconds(config.ping_interval_s)) self->outbox_->ping();
+    const bool is_due = self->half_closed_ || now - self->last_write_ >= std::chrono::seconds(config.ping_interval_s);
+    const bool is_open = self->outbox_ && is_due && self->outbox_->ping();
+    if (self->half_closed_ && !is_open &&
+        now - self->half_closed_at_ >= std::chrono::seconds(config.half_close_grace_s))
+      self->peer_gone();
     self->tick();
   });
 }
 
 session::task<void> session::wait_for_end() {
   error_code ignored;
-  watch();
+  half_closed_ ? half_close() : watch();
   while (waited_ == waited::nothing) co_await event_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   in_turn_ = false;
   ticker_.cancel();
@@ -168,7 +198,7 @@ std::shared_ptr<turn_sink> session::make_sink(service::outcome& out) {
 }
 
 session::task<bool> session::run_turn(service::outcome out) {
-  const turn_id turn = shared_.new_turn();
+  const turn_id turn = turn_ = shared_.new_turn();
   out.turn.request.turn = turn;
   // The id in the body follows the header; a `request_id` in the body counts when no header came.
   answer_.request_id = out.turn.request.id;
@@ -179,8 +209,13 @@ session::task<bool> session::run_turn(service::outcome out) {
   shared_.counts().in_flight++;
   const auto sink = make_sink(out);
   caf::anon_send(actor(*out.port, out.port), turn_start{std::move(out.turn.request), sink});
+  const uint64_t place = shared_.turns().add(answer_.request_id, [weak = weak_from_this(), turn] {
+    if (const auto self = weak.lock())
+      asio::post(self->socket_.get_executor(), [self, turn] { self->abort_turn(turn); });
+  });
   tick();
   co_await wait_for_end();
+  shared_.turns().remove(place);
   shared_.counts().in_flight--;
   const bool gone = waited_ == waited::gone, streamed = waited_ == waited::finished;
   if (gone) caf::anon_send<caf::message_priority::high>(actor_, client_gone{turn});
@@ -202,11 +237,16 @@ session::task<bool> session::run_turn(service::outcome out) {
 }
 
 session::task<bool> session::run_question(service::outcome out) {
+  const turn_id turn = shared_.new_turn();
+  out.question.request.turn = turn;
   waited_ = waited::nothing;
   in_turn_ = true;
   shared_.counts().in_flight++;
   text_answer answer;
-  const auto sink = std::make_shared<strand_answer>([self = shared_from_this(), &answer](text_answer a) {
+  // Weak: the asker may outlive the session.
+  const auto sink = std::make_shared<strand_answer>([weak = weak_from_this(), &answer](text_answer a) {
+    const auto self = weak.lock();
+    if (!self) return;
     asio::post(self->socket_.get_executor(), [self, &answer, a = std::move(a)]() mutable {
       if (!self->in_turn_) return; // the peer has gone, and with it the place for the answer
       answer = std::move(a);
@@ -225,9 +265,14 @@ session::task<bool> session::run_question(service::outcome out) {
     return asked;
   };
   caf::anon_send(actor(*out.port, out.port), question_start{keep(std::exchange(out.question, {})), sink});
+  tick();
   co_await wait_for_end();
   shared_.counts().in_flight--;
-  if (waited_ != waited::answered) co_return false;
+  if (waited_ != waited::answered) {
+    caf::anon_send(actor_, client_gone{turn}); // behind the question: it may not have been read yet
+    shared_.counts().add(route_.to, 499);
+    co_return false;
+  }
   http_reply reply;
   const std::function<void()> write = [&] { reply = shared_.answer_question(out, answer); };
   if (answer.ids.size() > max_quick_ids || answer.text.size() > max_quick_bytes)

@@ -1,11 +1,11 @@
 // libFuzzer target: no bytes of a client make the HTTP side crash: the parser as the session sets it up, the route, the
 // guard, and the answer that the service gives. First byte: keys on or off; second: how the bytes are cut.
 // Built and run by etc/fuzz.sh; its dictionary is tests/fuzz/http.dict.
-// Sources: net/service.cpp net/routes.cpp net/access.cpp net/http_reply.cpp net/http_head.cpp
+// Sources: net/service.cpp net/routes.cpp net/access.cpp net/http_reply.cpp net/http_head.cpp net/running_turns.cpp
 // Sources: net/metrics_text.cpp net/answer_text.cpp net/openai_request.cpp net/chat_messages.cpp
 // Sources: net/chat_calls.cpp net/chat_mode.cpp net/tool_fields.cpp net/sampling_fields.cpp
 // Sources: net/constraint_fields.cpp net/fields.cpp net/json_tree.cpp net/python_json.cpp net/data_uri.cpp
-// Sources: net/api_errors.cpp net/json_text.cpp actors/counters.cpp
+// Sources: net/api_errors.cpp net/json_text.cpp actors/counters.cpp actors/queue_limit.cpp
 #include "net/http_head.h"
 #include "net/http_parser.h"
 #include "net/openai_request.h"

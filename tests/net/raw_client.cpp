@@ -79,6 +79,11 @@ bool raw_client::read_text(std::string_view text, int deadline_ms) {
   return read_until([&](std::string_view all) { return all.find(text) != std::string_view::npos; }, deadline_ms);
 }
 
+bool raw_client::has_come(std::string_view text) {
+  while (read_more(0)) {}
+  return in_.find(text) != std::string::npos;
+}
+
 bool raw_client::reads_end(int deadline_ms) {
   read_until([this](std::string_view) { return ended_; }, deadline_ms);
   return ended_;

@@ -27,6 +27,7 @@ public:
   // Reads until `enough` of all bytes not yet taken, the end of the stream or the deadline. True: enough.
   bool read_until(const std::function<bool(std::string_view)>& enough, int deadline_ms = 5000);
   bool read_text(std::string_view text, int deadline_ms = 5000);       // until it has come
+  bool has_come(std::string_view text);                                // so far; does not wait
   bool reads_end(int deadline_ms = 5000);                              // the server closed
   raw_response response(bool is_head = false, int deadline_ms = 5000); // status 0: none came
   void shutdown_write();

@@ -34,7 +34,8 @@ text_answer answer_text(const text_question& q) {
 
 scripted_engine::scripted_engine() : facts(make_test_facts()), system_(sharing(config_)) {
   prepare_ = system_.spawn([](prepare_actor::pointer) -> prepare_actor::behavior_type {
-    return {[](const text_question& q) { return answer_text(q); }, [](const turn_prepare&) { return turn_prepared{}; }};
+    return {[](const text_question& q) { return answer_text(q); }, [](const turn_prepare&) { return turn_prepared{}; },
+            [](const client_gone&) {}};
   });
 }
 

@@ -13,6 +13,7 @@ inline std::shared_ptr<request_facts> make_test_facts() {
   f->model_names = {"tiny", "alias/of-tiny"};
   f->vocabulary = 129280;
   f->max_context = 4096;
+  f->eos = 1;
   f->default_top_p = 0.95f;
   f->fingerprint = "fp_test";
   f->started_at = 1790000000;
