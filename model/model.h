@@ -117,6 +117,11 @@ public:
   }
   // Everything cached in block `from`, over what block `to` holds.
   virtual void copy_block(int32_t from, int32_t to) { (void)from, (void)to; }
+  // The same through host memory: bytes of a block (plan_state().per_block; `to` is replaced) and back, in any block.
+  virtual int64_t block_bytes() const { return 0; }
+  virtual void save_block(int32_t block, std::vector<std::byte>& to) { (void)block, to.clear(); }
+  // Throws std::runtime_error when the size does not fit; the block is then as it was.
+  virtual void load_block(int32_t block, std::span<const std::byte> from) { (void)block, (void)from; }
 };
 
 // Reads side-table rows (Engram) for tokens; owned by one engram_fetch actor. Keeps per-slot history by position, so a

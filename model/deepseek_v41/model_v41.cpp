@@ -327,6 +327,24 @@ void model_v41::copy_block(int32_t from, int32_t to) {
   deepseek_v41::copy_block(be_, config_, caches_, from, to);
 }
 
+int64_t model_v41::block_bytes() const {
+  return bytes_per_block(config_, info_.block_tokens, size_bytes(be_.activation_type()));
+}
+
+void model_v41::save_block(int32_t block, std::vector<std::byte>& to) {
+  TROUPE_CHECK(block >= 0 && block < options_.n_blocks, "a block number is below n_blocks");
+  to.resize(static_cast<size_t>(block_bytes()));
+  deepseek_v41::save_block(be_, config_, caches_, block, to);
+}
+
+void model_v41::load_block(int32_t block, std::span<const std::byte> from) {
+  TROUPE_CHECK(block >= 0 && block < options_.n_blocks, "a block number is below n_blocks");
+  if (static_cast<int64_t>(from.size()) != block_bytes())
+    throw std::runtime_error("block: bytes: expected " + std::to_string(block_bytes()) + ", found " +
+                             std::to_string(from.size()));
+  deepseek_v41::load_block(be_, config_, caches_, block, from);
+}
+
 model_info info_of(const config& c, const std::string& folder) {
   model_info info;
   info.family = "deepseek_v41";

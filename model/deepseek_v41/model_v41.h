@@ -30,6 +30,9 @@ public:
   void save_slot(int32_t slot, int64_t n_tokens, std::vector<std::byte>& to) override;
   void load_slot(int32_t slot, int64_t n_tokens, std::span<const std::byte> from) override;
   void copy_block(int32_t from, int32_t to) override;
+  int64_t block_bytes() const override;
+  void save_block(int32_t block, std::vector<std::byte>& to) override;
+  void load_block(int32_t block, std::span<const std::byte> from) override;
 
   // Patches as vision_tower::encode takes them -> a handle.
   int32_t encode_patches(std::span<const float> patches, int64_t patch_rows, int64_t patch_columns);

@@ -132,11 +132,39 @@ int64_t load_snapshot(backend& be, std::span<const layer_cache> caches, int64_t 
   return h.floor;
 }
 
+namespace {
+
+// Calls move(what a block holds in a source layer), in the order of its bytes.
+template <class Move> void each_part(const config& c, std::span<const layer_cache> caches, int32_t block, Move move) {
+  for (const int32_t l : c.kv_sources) {
+    const layer_cache& cache = caches[static_cast<size_t>(l)];
+    for (const tensor& t : {cache.compressed, cache.keys}) move(t.slice(block, 1));
+  }
+}
+
+} // namespace
+
 void copy_block(backend& be, const config& c, std::span<const layer_cache> caches, int32_t from, int32_t to) {
   for (const int32_t l : c.kv_sources) {
     const layer_cache& cache = caches[static_cast<size_t>(l)];
     for (const tensor& t : {cache.compressed, cache.keys}) be.copy_rows(t.slice(to, 1), {}, t.slice(from, 1), {});
   }
+}
+
+void save_block(backend& be, const config& c, std::span<const layer_cache> caches, int32_t block,
+                std::span<std::byte> to) {
+  each_part(c, caches, block, [&](tensor part) {
+    be.download(to.data(), part, part.size_bytes());
+    to = to.subspan(static_cast<size_t>(part.size_bytes()));
+  });
+}
+
+void load_block(backend& be, const config& c, std::span<const layer_cache> caches, int32_t block,
+                std::span<const std::byte> from) {
+  each_part(c, caches, block, [&](tensor part) {
+    be.upload(part, from.data(), part.size_bytes());
+    from = from.subspan(static_cast<size_t>(part.size_bytes()));
+  });
 }
 
 } // namespace troupe::deepseek_v41

@@ -30,5 +30,9 @@ int64_t load_snapshot(backend&, std::span<const layer_cache>, int64_t rows, int3
 
 // The cached entries of one block, over those of another.
 void copy_block(backend&, const config&, std::span<const layer_cache>, int32_t from, int32_t to);
+// The same to and from host memory: source layer by source layer, compressed rows before index keys. Precondition:
+// the spans hold bytes_per_block bytes.
+void save_block(backend&, const config&, std::span<const layer_cache>, int32_t block, std::span<std::byte> to);
+void load_block(backend&, const config&, std::span<const layer_cache>, int32_t block, std::span<const std::byte> from);
 
 } // namespace troupe::deepseek_v41

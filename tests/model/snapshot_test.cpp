@@ -104,6 +104,37 @@ TEST_CASE("snapshot: a sequence goes on from any position as if it had never sto
   });
 }
 
+TEST_CASE("snapshot: blocks that went through host memory are the same, bit for bit, in other blocks") {
+  const auto ids = random_ids(n_all, 15);
+  on_ranks(1, [&](backend& be, int) {
+    for (const bool with_draft : {true, false}) {
+      CAPTURE(with_draft);
+      stepper whole(be, with_draft), parts(be, with_draft);
+      const auto logits = whole.step(0, own, ids, 0, n_all, 40);
+      std::vector<std::byte> window;
+      parts.step(2, own, ids, 0, 130, 0);
+      parts.of().save_slot(2, 130, window);
+      std::vector<std::vector<std::byte>> saved(own.size());
+      for (size_t b = 0; b < own.size(); ++b) parts.of().save_block(own[b], saved[b]);
+      for (const auto& bytes : saved) CHECK(static_cast<int64_t>(bytes.size()) == parts.of().block_bytes());
+      CHECK(parts.of().block_bytes() == bytes_per_block(parts.of().settings(), 64, 4));
+      parts.step(0, own, random_ids(n_all, 16), 0, n_all, 0); // the blocks themselves go to somebody else
+      for (size_t b = 0; b < own.size(); ++b) parts.of().load_block(other[b], saved[b]);
+      std::vector<std::byte> again;
+      for (size_t b = 0; b < own.size(); ++b) {
+        parts.of().save_block(other[b], again);
+        CHECK(again == saved[b]);
+      }
+      parts.of().load_slot(1, 130, window);
+      CHECK(equal(parts.step(1, other, ids, 130, n_all - 130, 40, 16), logits));
+      try {
+        parts.of().load_block(0, std::span(saved[0]).first(5));
+        FAIL("expected a refusal");
+      } catch (const std::runtime_error& e) { CHECK(std::string(e.what()).find("found 5") != std::string::npos); }
+    }
+  });
+}
+
 TEST_CASE("snapshot: in tail mode an identical prompt goes on with the same bits") {
   const auto ids = random_ids(n_all, 12);
   on_ranks(1, [&](backend& be, int) {
