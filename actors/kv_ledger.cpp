@@ -5,12 +5,18 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
+#include <utility>
 
 namespace troupe {
 
 namespace {
 
-constexpr int64_t n_before = 16; // tokens for the side tables: more than any looks back on; the reader checks
+constexpr int64_t n_before = 16;   // tokens for the side tables: more than any looks back on; the reader checks
+constexpr int32_t max_fetches = 2; // of one prompt: a broken file costs another look, not a loop
+constexpr auto hour = std::chrono::hours(1);
+constexpr auto pause_after_failure = std::chrono::minutes(1); // of writes, when a disk has refused one
+constexpr size_t max_later = 1024;
 constexpr int64_t never = std::numeric_limits<int64_t>::max();
 
 int64_t n_tokens(const planned_rows& r) { return static_cast<int64_t>(r.tokens.size()); }
@@ -19,7 +25,9 @@ int64_t n_tokens(const planned_rows& r) { return static_cast<int64_t>(r.tokens.s
 
 kv_ledger::kv_ledger(const kv_cache_config& c)
     : config_(c), pool_(c.n_blocks, c.block_tokens),
-      index_({c.fingerprint, c.snapshot_bytes > 0 ? c.snapshot_memory_bytes / c.snapshot_bytes : 0}, pool_) {
+      index_({c.fingerprint, c.snapshot_bytes > 0 ? c.snapshot_memory_bytes / c.snapshot_bytes : 0, c.n_slots(),
+              c.disk_cache_bytes, c.block_bytes, c.snapshot_bytes},
+             pool_) {
   TROUPE_CHECK(c.snapshot_interval >= 0 && c.snapshot_slack >= 0, "settings are checked where they are read");
 }
 
@@ -27,12 +35,15 @@ int64_t kv_ledger::late_floor(int64_t n_prompt) const {
   return config_.tail_tokens < 0 ? 0 : std::max<int64_t>(n_prompt - config_.tail_tokens, 0);
 }
 
-step_placed kv_ledger::place(step_plan&& plan) {
+step_placed kv_ledger::place(step_plan&& plan, time now) {
   step_placed placed;
   index_.unpin_all();
   placed.saves_before = std::exchange(late_saves_, {});
+  std::vector<snapshot_id> sound = std::exchange(to_write_, {}); // their step has run, or finish() forgets them
   for (auto& [id, s] : sequences_) s.n_before = s.n_done;
   for (const auto& e : plan.ended) finish(e, placed);
+  sound.insert(sound.end(), to_write_.begin(), to_write_.end()); // ends of replies: nothing runs before they are saved
+  to_write_.clear();
   for (auto& s : plan.started) {
     open(sequence_start(s));
     s.prompt = {}; // the ranks get it row by row
@@ -42,7 +53,12 @@ step_placed kv_ledger::place(step_plan&& plan) {
   for (auto& r : plan.rows)
     if (place_rows(r, placed)) rows.push_back(std::move(r));
   plan.rows = std::move(rows);
+  write_behind(std::move(sound), now);
   for (const auto& r : plan.rows) save_after(sequences_.at(r.id), r, placed); // no row of this step may find these
+  placed.moves = index_.take_moves();
+  placed.reads = index_.take_reads();
+  placed.writes = index_.take_writes();
+  placed.removes = index_.take_removes();
   placed.dropped = index_.take_dropped();
   placed.plan = std::move(plan);
   return placed;
@@ -60,7 +76,7 @@ void kv_ledger::finish(const sequence_end& e, step_placed& placed) {
     if (n < s.n_done) index_.forget(salt, symbols.first(static_cast<size_t>(s.n_done)), n);
     if (n > 0 && s.n_done - n <= config_.snapshot_slack)
       if (const auto id = index_.add_snapshot(salt, symbols.first(static_cast<size_t>(n)), pool_.table(e.id), s.floor))
-        placed.saves_before.push_back({s.start.slot, n, *id});
+        note_saved(placed.saves_before.emplace_back(snapshot_save{s.start.slot, n, *id}));
   }
   pool_.release(e.id);
   sequences_.erase(found);
@@ -118,10 +134,21 @@ bool kv_ledger::place_rows(planned_rows& r, step_placed& placed) {
   return true;
 }
 
+bool kv_ledger::awaits_disk(sequence& s) {
+  if (is_waiting(s)) return true;
+  if (config_.disk_cache_bytes == 0 || s.n_fetches >= max_fetches) return false;
+  const auto awaited = index_.fetch(s.start.cache_salt, s.symbols, late_floor(s.start.n_prompt));
+  if (!awaited) return false;
+  s.awaited = *awaited;
+  ++s.n_fetches;
+  return true;
+}
+
 bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed) {
   prefix_index::hit hit;
   const int64_t n_prompt = s.start.n_prompt, floor = late_floor(s.start.n_asked());
   if (index_.max_snapshots() > 0) {
+    if (awaits_disk(s)) return false;
     hit = index_.find(s.start.cache_salt, s.symbols, floor);
     if (has_leader(s, hit.n_tokens)) return false;
     const int64_t n = std::min(n_tokens(r), n_prompt - hit.n_tokens);
@@ -135,9 +162,10 @@ bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed) {
   }
   if (!take_blocks(s, r, hit, placed)) return false;
   s.has_begun = true;
-  s.n_kept = static_cast<int64_t>(hit.blocks.size());
+  s.n_kept = static_cast<int64_t>(hit.blocks.size()) + hit.n_in_memory;
   n_asked_ += n_prompt;
   n_found_ += hit.n_tokens;
+  (s.n_fetches > 0 ? n_found_on_disk_ : n_found_in_memory_) += hit.n_in_memory * config_.block_tokens;
   cached_prefix c{r.id, hit.n_tokens, hit.snapshot, {}, {}};
   const auto end = s.start.prompt.begin() + hit.n_tokens;
   c.before.assign(end - std::min(hit.n_tokens, n_before), end);
@@ -169,18 +197,17 @@ bool kv_ledger::take_blocks(sequence& s, planned_rows& r, const prefix_index::hi
   const int64_t end = r.start + n_tokens(r);
   new_blocks all{r.id, hit.blocks};
   TROUPE_CHECK(pool_.share(r.id, hit.blocks), "the index keeps the blocks that it names");
-  bool must_copy = hit.partial.has_value();
-  if (!index_.free_blocks(pool_.n_missing(r.id, end)) && must_copy && !pool_.is_held(*hit.partial)) {
+  bool is_handed_over = false;
+  if (!index_.free_blocks(pool_.n_missing(r.id, end)) && hit.partial && !pool_.is_held(*hit.partial)) {
     // No room for a copy: the block itself changes hands, with all that hangs on it.
     pool_.share(r.id, std::span(&*hit.partial, 1));
     index_.surrender(*hit.partial, hit.n_tokens);
     all.blocks.push_back(*hit.partial);
-    must_copy = false;
+    is_handed_over = true;
   }
   if (!index_.free_blocks(pool_.n_missing(r.id, end))) {
     // What this step copies from or saves of sequences that ended is pinned, and free in the next step.
-    TROUPE_CHECK(!placed.copies.empty() || !placed.saves_before.empty(),
-                 "the scheduler reserves a sequence's blocks before it starts");
+    TROUPE_CHECK(index_.has_pins(), "the scheduler reserves a sequence's blocks before it starts");
     if (!s.has_begun) {
       pool_.release(r.id);
       pool_.open(r.id);
@@ -188,8 +215,8 @@ bool kv_ledger::take_blocks(sequence& s, planned_rows& r, const prefix_index::hi
     return false;
   }
   const auto fresh = pool_.extend(r.id, end);
-  TROUPE_CHECK(fresh.has_value() && (!must_copy || !fresh->empty()), "the blocks were just made free");
-  if (must_copy) placed.copies.push_back({*hit.partial, fresh->front()});
+  TROUPE_CHECK(fresh.has_value(), "the blocks were just made free");
+  if (hit.n_tokens > 0 && !is_handed_over) index_.bring_in(hit, *fresh);
   all.blocks.insert(all.blocks.end(), fresh->begin(), fresh->end());
   if (!all.blocks.empty()) placed.blocks.push_back(std::move(all));
   return true;
@@ -230,15 +257,66 @@ void kv_ledger::save_after(sequence& s, const planned_rows& r, step_placed& plac
   for (int64_t n = std::max(r.start, end - config_.snapshot_slack - 1) + 1; n <= sure; ++n) {
     if (!is_wanted(s, n) || end - n > config_.snapshot_slack) continue;
     const auto id = index_.add_snapshot(s.start.cache_salt, symbols.first(static_cast<size_t>(n)), table, s.floor);
-    if (id) placed.saves_after.push_back({r.slot, n, *id});
+    if (!id) continue;
+    placed.saves_after.push_back({r.slot, n, *id});
+    if (n == s.start.n_prompt - 1) note_saved(placed.saves_after.back());
   }
+}
+
+// Ends of prompts and of replies go to disk: that is where the next turn begins. What interval snapshots add would be
+// written for forks only.
+void kv_ledger::note_saved(const snapshot_save& s) {
+  if (config_.disk_cache_bytes > 0 && s.n_tokens >= config_.disk_min_tokens) to_write_.push_back(s.snapshot);
+}
+
+void kv_ledger::write_behind(std::vector<snapshot_id>&& snapshots, time now) {
+  if (config_.disk_cache_bytes == 0) return;
+  later_.insert(later_.end(), snapshots.begin(), snapshots.end());
+  if (!can_write_ || now < no_writes_before_) {
+    if (later_.size() > max_later) later_.erase(later_.begin(), later_.end() - max_later);
+    return;
+  }
+  if (now - hour_began_ >= hour) {
+    hour_began_ = now;
+    n_written_in_hour_ = 0;
+  }
+  size_t n = 0;
+  for (; n < later_.size(); ++n) {
+    if (index_.writing_bytes() >= config_.disk_queue_bytes) break;
+    if (config_.disk_bytes_per_hour > 0 && n_written_in_hour_ >= config_.disk_bytes_per_hour) break;
+    n_written_in_hour_ += index_.write(later_[n]);
+  }
+  later_.erase(later_.begin(), later_.begin() + static_cast<std::ptrdiff_t>(n));
+}
+
+bool kv_ledger::must_wait(const step_plan& plan) const {
+  if (plan.rows.empty() || !plan.started.empty() || !plan.ended.empty()) return false;
+  return std::all_of(plan.rows.begin(), plan.rows.end(),
+                     [&](const auto& r) { return is_waiting(sequences_.at(r.id)); });
+}
+
+void kv_ledger::read_done(entry_id entry, bool ok) { index_.read_done(entry, ok); }
+
+void kv_ledger::write_done(entry_id entry, bool ok, time now) {
+  index_.write_done(entry, ok);
+  if (!ok) no_writes_before_ = now + pause_after_failure;
+}
+
+void kv_ledger::restore(std::vector<prefix_index::stored> found, entry_id next) {
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return std::tuple(a.n_tokens, a.is_snapshot, a.entry) < std::tuple(b.n_tokens, b.is_snapshot, b.entry);
+  });
+  for (const auto& e : found) index_.restore(e);
+  index_.end_restore();
+  index_.first_entry(next);
+  can_write_ = true;
 }
 
 miss_answer kv_ledger::explain(const miss_question& q) const {
   std::vector<symbol> symbols;
   append_symbols(symbols, q.prompt, 0, q.images);
   const auto m = index_.explain(q.cache_salt, symbols);
-  static constexpr const char* names[] = {"nothing", "block", "evicted", "snapshot", "salt"};
+  static constexpr const char* names[] = {"nothing", "block", "evicted", "snapshot", "salt", "disk"};
   return {static_cast<int64_t>(symbols.size()), m.n_cached, m.first_differing, names[static_cast<size_t>(m.what)]};
 }
 

@@ -6,6 +6,7 @@
 #include "actors/messages.h"
 #include "actors/prefix_index.h"
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <unordered_map>
@@ -22,14 +23,32 @@ struct kv_cache_config {
   int64_t snapshot_slack = 0;        // positions a slot may be ahead of a snapshot
   int64_t tail_tokens = -1;          // of prefill mode tail; -1: exact
   std::string fingerprint;
+  // Tiers below the device, of each rank.
+  int64_t block_bytes = 0;                      // of one
+  int64_t host_cache_bytes = 0;                 // blocks in host memory
+  int64_t disk_cache_bytes = 0;                 // 0: no files
+  int64_t disk_min_tokens = 512;                // of a prefix that is worth writing
+  int64_t disk_bytes_per_hour = 0;              // written at most
+  int64_t disk_queue_bytes = int64_t{64} << 20; // on their way to disk at most
+  int64_t n_slots() const { return block_bytes > 0 ? host_cache_bytes / block_bytes : 0; }
 };
 
 class kv_ledger {
 public:
+  using time = std::chrono::steady_clock::time_point;
   explicit kv_ledger(const kv_cache_config&);
 
   // Precondition: steps come in order; the scheduler has reserved the blocks of all that is started.
-  step_placed place(step_plan&&);
+  step_placed place(step_plan&&, time now = {});
+  // The step that the plan gives would do nothing but wait for the disk.
+  bool must_wait(const step_plan&) const;
+  // What the ranks' disks did with entries, each rank for itself: an entry counts when all have it.
+  void read_done(entry_id, bool ok);
+  void write_done(entry_id, bool ok, time now = {});
+  // What is on disk already, of all ranks alike. Entries that came into being before are never lost.
+  void restore(std::vector<prefix_index::stored> found, entry_id next);
+  // Nothing is written before this, since entries of earlier runs are not known yet.
+  bool can_write() const { return can_write_; }
   miss_answer explain(const miss_question&) const;
   // The scheduler was replaced: every sequence ends, as of before the last step, whose result nobody has. Their
   // snapshots ride in the next placed step.
@@ -41,6 +60,8 @@ public:
   const prefix_index& index() const { return index_; }
   int64_t n_asked() const { return n_asked_; } // prompt tokens looked up, and found
   int64_t n_found() const { return n_found_; }
+  int64_t n_found_in_memory() const { return n_found_in_memory_; } // of n_found: brought in from host memory
+  int64_t n_found_on_disk() const { return n_found_on_disk_; }     // and of sequences that waited for the disk
 
 private:
   struct sequence {
@@ -52,11 +73,15 @@ private:
     int64_t floor = 0, fork = 0; // of the late layers' rows; where others left this prefix, 0: nowhere
     bool has_begun = false;
     std::vector<int32_t> recent; // the last tokens fed: those of the newest step and a few before it
+    snapshot_id awaited{}; // on its way from disk
+    int32_t n_fetches = 0;
   };
 
   void finish(const sequence_end&, step_placed&);
   void open(sequence_start&&);
   bool place_rows(planned_rows&, step_placed&);
+  bool is_waiting(const sequence& s) const { return !s.has_begun && index_.is_loading(s.awaited); }
+  bool awaits_disk(sequence&);
   bool begin(sequence&, planned_rows&, step_placed&);
   bool take_blocks(sequence&, planned_rows&, const prefix_index::hit&, step_placed&);
   bool has_leader(const sequence&, int64_t n_found) const;
@@ -66,13 +91,21 @@ private:
   bool is_wanted(const sequence&, int64_t n_tokens) const;
   int64_t first_wanted(const sequence&, int64_t above) const;
   int64_t late_floor(int64_t n_prompt) const;
+  void note_saved(const snapshot_save&);
+  void write_behind(std::vector<snapshot_id>&& snapshots, time now);
 
   kv_cache_config config_;
   block_pool pool_;
   prefix_index index_;
   std::unordered_map<sequence_id, sequence> sequences_;
   std::vector<snapshot_save> late_saves_; // of end_all
-  int64_t n_asked_ = 0, n_found_ = 0;
+  int64_t n_asked_ = 0, n_found_ = 0, n_found_in_memory_ = 0, n_found_on_disk_ = 0;
+  // Disk tier.
+  std::vector<snapshot_id> to_write_; // made in the step that runs
+  std::vector<snapshot_id> later_;    // could not be written yet
+  bool can_write_ = false;
+  time no_writes_before_{}, hour_began_{};
+  int64_t n_written_in_hour_ = 0;
 };
 
 } // namespace troupe

@@ -184,22 +184,44 @@ struct cached_prefix { // rides with the first rows of a sequence
   std::vector<int32_t> before; // the last of these tokens, for the side tables
   std::vector<int32_t> seen;   // distinct ids among them, where a penalty counts the prompt
 };
-struct block_copy {
-  block_id from{}, to{};
+// Blocks of the device and slots of a rank's host memory, in the order in which they are to be done.
+struct block_move {
+  enum class kind : uint8_t { copy, out, in }; // block to block, block to slot, slot to block
+  kind what = kind::copy;
+  int32_t from = 0, to = 0;
 };
 struct snapshot_save {
   int32_t slot = 0;
   int64_t n_tokens = 0;
   snapshot_id snapshot{};
 };
-// A rank works through it in this order: saves_before, ended, started, copies, cached, rows, saves_after, dropped.
+// An entry of the disk tier: a full block, or a snapshot with the part of a block that it stands on.
+enum class entry_id : uint64_t {}; // never used twice; 0: none
+struct tier_write {
+  entry_id entry{}, parent{};
+  int64_t n_tokens = 0, floor = 0;
+  std::string salt;
+  std::vector<uint64_t> symbols; // behind the parent
+  snapshot_id snapshot{};        // 0: a block
+  int32_t block = -1, slot = -1; // where the block's bytes are; of a snapshot: of its part of one, or none
+};
+struct tier_read {
+  entry_id entry{};
+  snapshot_id snapshot{}; // 0: a block
+  int32_t slot = -1;      // where the block's bytes go
+};
+// A rank works through it in this order: saves_before, ended, started, moves, reads, cached, rows, saves_after, writes,
+// dropped, removes. Reads, writes and removes only begin then: tier_disk does them.
 struct step_placed {
   step_plan plan; // a sequence may have fewer rows than were planned, from a later position, or none
   std::vector<new_blocks> blocks;
   std::vector<cached_prefix> cached;
   std::vector<snapshot_save> saves_before, saves_after;
-  std::vector<block_copy> copies;
+  std::vector<block_move> moves;
   std::vector<snapshot_id> dropped;
+  std::vector<tier_read> reads;
+  std::vector<tier_write> writes;
+  std::vector<entry_id> removes;
 };
 
 // Why one sequence cannot go on; it does not touch the others of its step.

@@ -1,5 +1,6 @@
-// Finding, adding and evicting. Eviction weighs by GreedyDual: a snapshot is worth what the last evicted one was worth
-// when it was touched, plus the tokens that would have to be computed again without it.
+// The tree by content: finding, adding, forgetting. Where things are is prefix_places.cpp's. Worth is GreedyDual's: a
+// snapshot is worth what the last evicted one was worth when it was touched, plus the tokens that would have to be
+// computed again without it.
 #include "actors/prefix_index.h"
 
 #include "storage/check.h"
@@ -61,7 +62,10 @@ void append_symbols(std::vector<symbol>& to, std::span<const int32_t> tokens, in
   }
 }
 
-prefix_index::prefix_index(prefix_limits limits, block_pool& pool) : limits_(std::move(limits)), pool_(pool) {}
+prefix_index::prefix_index(prefix_limits limits, block_pool& pool) : limits_(std::move(limits)), pool_(pool) {
+  TROUPE_CHECK(limits_.n_slots >= 0 && limits_.n_slots <= INT32_MAX, "slot numbers are 32-bit");
+  for (int64_t i = limits_.n_slots; i-- > 0;) free_slots_.push_back(static_cast<int32_t>(i));
+}
 prefix_index::~prefix_index() = default; // the pool goes with it
 
 prefix_index::node& prefix_index::root(std::string_view salt) {
@@ -70,7 +74,9 @@ prefix_index::node& prefix_index::root(std::string_view salt) {
   auto fresh = std::make_unique<node>();
   const std::string key = limits_.fingerprint + '\0' + std::string(salt);
   fresh->hash = XXH3_64bits(key.data(), key.size());
-  return *roots_.emplace(salt, std::move(fresh)).first->second;
+  const auto at = roots_.emplace(salt, std::move(fresh)).first;
+  at->second->salt = at->first;
+  return *at->second;
 }
 
 prefix_index::path prefix_index::walk(std::string_view salt, std::span<const symbol> symbols) const {
@@ -88,19 +94,34 @@ prefix_index::path prefix_index::walk(std::string_view salt, std::span<const sym
   }
 }
 
-const snapshot_id* prefix_index::best(const path& p, std::span<const symbol> prompt, int64_t floor) const {
-  for (size_t i = p.nodes.size(); i-- > 0;) {
+// The longest snapshot of the first n_nodes of the path that `usable` accepts.
+template <class Usable>
+const snapshot_id* prefix_index::best(const path& p, size_t n_nodes, std::span<const symbol> prompt, int64_t floor,
+                                      Usable usable) const {
+  for (size_t i = n_nodes; i-- > 0;) {
     const node& n = *p.nodes[i];
     std::span<const symbol> rest = prompt.subspan(static_cast<size_t>(n.n_tokens));
-    if (i + 1 < p.nodes.size()) rest = rest.first(static_cast<size_t>(pool_.block_tokens()) - 1);
+    rest = rest.first(std::min(rest.size(), static_cast<size_t>(pool_.block_tokens()) - 1));
     for (auto at = longest_prefix(n.tails, rest); at != n.tails.end();) {
       const auto& s = snapshots_.at(at->second);
-      if (s.n_tokens > 0 && (s.n_tokens <= floor || s.floor <= floor)) return &at->second;
+      if (s.n_tokens > 0 && (s.n_tokens <= floor || s.floor <= floor) && usable(s)) return &at->second;
       if (at->first.empty()) break;
       at = longest_prefix(n.tails, rest.first(at->first.size() - 1));
     }
   }
   return nullptr;
+}
+
+const snapshot_id* prefix_index::best_at_hand(const path& p, std::span<const symbol> prompt, int64_t floor) const {
+  size_t n = p.nodes.empty() ? 0 : 1;
+  while (n < p.nodes.size() && p.nodes[n]->is_usable()) ++n;
+  return best(p, n, prompt, floor, [](const snapshot& s) { return s.is_usable(); });
+}
+
+const snapshot_id* prefix_index::best_anywhere(const path& p, std::span<const symbol> prompt, int64_t floor) const {
+  size_t n = p.nodes.empty() ? 0 : 1;
+  while (n < p.nodes.size() && p.nodes[n]->is_reachable()) ++n;
+  return best(p, n, prompt, floor, [](const snapshot& s) { return s.is_reachable(); });
 }
 
 int64_t prefix_index::common_beyond(const node& n, std::span<const symbol> rest) {
@@ -110,7 +131,7 @@ int64_t prefix_index::common_beyond(const node& n, std::span<const symbol> rest)
 int64_t prefix_index::longest(std::string_view salt, std::span<const symbol> prompt, int64_t floor) const {
   if (prompt.empty()) return 0;
   const auto usable = prompt.first(prompt.size() - 1);
-  const auto* found = best(walk(salt, usable), usable, floor);
+  const auto* found = best_at_hand(walk(salt, usable), usable, floor);
   return found ? snapshots_.at(*found).n_tokens : 0;
 }
 
@@ -122,7 +143,7 @@ prefix_index::hit prefix_index::find(std::string_view salt, std::span<const symb
   if (p.nodes.empty()) return out;
   const node& last = *p.nodes.back();
   out.n_common = last.n_tokens + common_beyond(last, prompt.subspan(static_cast<size_t>(last.n_tokens)));
-  const auto* found = best(p, usable, floor);
+  const auto* found = best_at_hand(p, usable, floor);
   if (!found) return out;
   const snapshot_id id = *found;
   auto& s = snapshots_.at(id);
@@ -130,15 +151,34 @@ prefix_index::hit prefix_index::find(std::string_view salt, std::span<const symb
   out.floor = s.floor;
   out.snapshot = id;
   out.partial = s.partial;
+  out.has_partial = !s.tail->empty();
   ++now_;
   for (node* n : p.nodes) {
     if (n->n_tokens > s.n_tokens) break;
-    n->used = now_; // none of them is a leaf: a child or the snapshot hangs on each
-    if (n->parent) out.blocks.push_back(n->block);
+    use(*n);
+    if (!n->parent) continue;
+    if (n->is_in(tier::device))
+      out.blocks.push_back(n->block);
+    else
+      ++out.n_in_memory;
   }
   touch(id, s);
   pinned_.insert(id);
+  pin_path(*s.at);
   return out;
+}
+
+prefix_index::node& prefix_index::add_child(node& parent, std::span<const symbol> key) {
+  const auto child = parent.children.emplace(content(key.begin(), key.end()), std::make_unique<node>()).first;
+  node& n = *child->second;
+  n.parent = &parent;
+  n.key = &child->first;
+  n.hash = chained(parent.hash, key);
+  n.n_tokens = parent.n_tokens + static_cast<int64_t>(key.size());
+  n.used = now_;
+  ++n_nodes_;
+  evicted_.erase(n.hash);
+  return n;
 }
 
 void prefix_index::commit(std::string_view salt, std::span<const symbol> symbols, std::span<const block_id> blocks) {
@@ -147,22 +187,12 @@ void prefix_index::commit(std::string_view salt, std::span<const symbol> symbols
   root(salt);
   path p = walk(salt, symbols);
   ++now_;
+  const auto block_of = [&](const node& n) { return blocks[static_cast<size_t>(n.parent->n_tokens) / block]; };
+  for (node* n : p.nodes) // what had left the device is there again
+    if (n->parent && !n->is_in(tier::device)) put_on_device(*n, block_of(*n));
   for (node* at = p.nodes.back(); p.rest.size() >= block; p.rest = p.rest.subspan(block)) {
-    const auto key = p.rest.first(block);
-    leaves_.erase({at->used, at});
-    const auto child = at->children.emplace(content(key.begin(), key.end()), std::make_unique<node>()).first;
-    node& n = *child->second;
-    n.parent = at;
-    n.key = &child->first;
-    n.hash = chained(at->hash, key);
-    n.n_tokens = at->n_tokens + static_cast<int64_t>(block);
-    n.block = blocks[static_cast<size_t>(at->n_tokens) / block];
-    n.used = now_;
-    pool_.keep(n.block);
-    ++n_nodes_;
-    evicted_.erase(n.hash);
-    at = &n;
-    leaf_changed(n);
+    at = &add_child(*at, p.rest.first(block));
+    put_on_device(*at, block_of(*at));
   }
 }
 
@@ -171,33 +201,44 @@ std::optional<snapshot_id> prefix_index::add_snapshot(std::string_view salt, std
   if (symbols.empty() || limits_.max_snapshots <= 0) return std::nullopt;
   commit(salt, symbols, blocks);
   root(salt);
-  const auto known = [&](const node& n, std::span<const symbol> rest) { return n.tails.find(rest); };
+  floor = std::min(floor, static_cast<int64_t>(symbols.size()));
   path p = walk(salt, symbols);
-  if (const auto at = known(*p.nodes.back(), p.rest); at != p.nodes.back()->tails.end()) {
-    auto& s = snapshots_.at(at->second);
-    touch(at->second, s);
-    if (s.floor <= floor) return std::nullopt;
-    drop(at->second); // the new one holds more rows of the late layers
-  }
-  if (n_snapshots() >= limits_.max_snapshots && !evict_snapshot()) return std::nullopt;
   node& n = *p.nodes.back();
-  const snapshot_id id{++last_snapshot_};
-  leaves_.erase({n.used, &n});
+  snapshot_id id{};
+  if (const auto known = n.tails.find(p.rest); known != n.tails.end()) {
+    id = known->second;
+    auto& s = snapshots_.at(id);
+    touch(id, s);
+    if (s.floor < floor || (s.floor == floor && s.is_in_memory())) return std::nullopt;
+    if (s.floor > floor) { // the new one holds more rows of the late layers
+      drop(id);
+      id = {};
+    }
+  }
+  if (n_in_memory_ >= limits_.max_snapshots && !evict_snapshot()) return std::nullopt;
+  if (id == snapshot_id{})
+    id = snapshot_id{++last_snapshot_};
+  else
+    std::erase(dropped_, id); // it left host memory in this very step
   const auto at = n.tails.emplace(content(p.rest.begin(), p.rest.end()), id).first;
   auto& s = snapshots_[id];
   s.at = &n;
   s.tail = &at->first;
   s.n_tokens = static_cast<int64_t>(symbols.size());
-  s.floor = std::min(floor, s.n_tokens);
+  s.floor = floor;
   if (!p.rest.empty()) {
     s.partial = blocks[static_cast<size_t>(n.n_tokens / pool_.block_tokens())];
     pool_.keep(*s.partial);
   }
-  evicted_.erase(chained(n.hash, p.rest) + 1);
+  evicted_.erase(key_of(s));
+  ++n_in_memory_;
+  enter(id, s, tier::device);
   touch(id, s);
   pinned_.insert(id);
   return id;
 }
+
+uint64_t prefix_index::key_of(const snapshot& s) { return chained(s.at->hash, *s.tail) + 1; }
 
 double prefix_index::cost(const snapshot& s) const {
   std::span<const symbol> rest = *s.tail;
@@ -214,47 +255,14 @@ double prefix_index::cost(const snapshot& s) const {
 }
 
 void prefix_index::touch(snapshot_id id, snapshot& s) {
-  order_.erase({s.worth, id});
+  const double worth = clock_ + cost(s);
+  for (size_t t = 0; t < n_tiers; ++t)
+    if (s.in[t]) {
+      order_[t].erase({s.worth, id});
+      order_[t].emplace(worth, id);
+    }
   s.clock = clock_;
-  s.worth = clock_ + cost(s);
-  order_.emplace(s.worth, id);
-}
-
-bool prefix_index::evict_snapshot() {
-  for (auto at = order_.begin(); at != order_.end();) {
-    const snapshot_id id = at->second;
-    if (pinned_.count(id)) {
-      ++at;
-      continue;
-    }
-    auto& s = snapshots_.at(id);
-    const double worth = s.clock + cost(s);
-    if (worth > s.worth) { // one below it has left since
-      order_.erase(at);
-      s.worth = worth;
-      order_.emplace(worth, id);
-      at = order_.begin();
-      continue;
-    }
-    clock_ = std::max(clock_, s.worth);
-    remember(chained(s.at->hash, *s.tail) + 1);
-    drop(id);
-    return true;
-  }
-  return false;
-}
-
-void prefix_index::drop(snapshot_id id) {
-  const auto found = snapshots_.find(id);
-  auto& s = found->second;
-  node& n = *s.at;
-  order_.erase({s.worth, id});
-  pinned_.erase(id);
-  if (s.partial) pool_.let_go(*s.partial);
-  n.tails.erase(*s.tail);
-  snapshots_.erase(found);
-  dropped_.push_back(id);
-  leaf_changed(n);
+  s.worth = worth;
 }
 
 void prefix_index::remember(uint64_t key) {
@@ -265,16 +273,9 @@ void prefix_index::remember(uint64_t key) {
   evicted_order_.pop_front();
 }
 
-void prefix_index::leaf_changed(node& n) {
-  if (!n.is_leaf()) return;
-  if (n.parent)
-    leaves_.emplace(n.used, &n);
-  else
-    has_empty_root_ = true;
-}
-
 void prefix_index::unpin_all() {
   pinned_.clear();
+  ++step_;
   if (std::exchange(has_empty_root_, false)) // salts come and go
     std::erase_if(roots_, [](const auto& r) { return r.second->is_leaf(); });
 }
@@ -285,24 +286,6 @@ void prefix_index::surrender(block_id b, int64_t n_tokens) {
     if (s.partial == b && s.n_tokens >= n_tokens) gone.push_back(id);
   std::sort(gone.begin(), gone.end());
   for (const auto id : gone) drop(id);
-}
-
-// Everything below `n`, and its own block; the node itself is left to its parent.
-void prefix_index::clear_tree(node& n) {
-  while (!n.tails.empty()) drop(n.tails.begin()->second);
-  for (auto& [key, child] : n.children) clear_tree(*child);
-  n.children.clear();
-  leaves_.erase({n.used, &n});
-  if (!n.parent) return;
-  pool_.let_go(n.block);
-  --n_nodes_;
-}
-
-void prefix_index::remove(node& n) {
-  node& parent = *n.parent;
-  clear_tree(n);
-  parent.children.erase(parent.children.find(*n.key));
-  leaf_changed(parent);
 }
 
 void prefix_index::forget(std::string_view salt, std::span<const symbol> symbols, int64_t n_tokens) {
@@ -321,26 +304,6 @@ void prefix_index::forget(std::string_view salt, std::span<const symbol> symbols
   for (const auto id : gone) drop(id);
 }
 
-prefix_index::node* prefix_index::oldest_idle_leaf() const {
-  for (const auto& [used, n] : leaves_)
-    if (!pool_.is_held(n->block)) return n;
-  return nullptr;
-}
-
-bool prefix_index::free_blocks(int64_t n_blocks) {
-  while (pool_.n_free() < n_blocks) {
-    node* leaf = oldest_idle_leaf();
-    if (!leaf) {
-      if (evict_snapshot()) continue;
-      if (leaves_.empty()) return false;
-      leaf = leaves_.begin()->second; // held by a sequence: what it stands on may be free to go
-    }
-    remember(leaf->hash);
-    remove(*leaf);
-  }
-  return true;
-}
-
 prefix_index::miss prefix_index::explain(std::string_view salt, std::span<const symbol> prompt) const {
   miss out;
   if (prompt.empty()) return out;
@@ -351,7 +314,13 @@ prefix_index::miss prefix_index::explain(std::string_view salt, std::span<const 
     const node& last = *p.nodes.back();
     out.first_differing = last.n_tokens + common_beyond(last, prompt.subspan(static_cast<size_t>(last.n_tokens)));
   }
+  const auto* anywhere = best_anywhere(p, usable, 0);
+  out.n_on_disk = anywhere ? snapshots_.at(*anywhere).n_tokens : 0;
   if (out.n_cached == static_cast<int64_t>(usable.size())) return out;
+  if (out.n_on_disk > out.n_cached) {
+    out.what = missing::disk;
+    return out;
+  }
   for (const auto& [other, tree] : roots_)
     if (other != salt && longest(other, prompt) > out.n_cached) {
       out.what = missing::salt;

@@ -1,9 +1,11 @@
-// Which prefixes are cached: a tree of full KV blocks by their content, with snapshots of window state hanging on it.
-// Knows no CAF and no bytes: it deals in block and snapshot numbers.                          Design section 5.
+// Which prefixes are cached, and where: a tree of full KV blocks by their content, with snapshots of window state
+// hanging on it. Knows no CAF and no bytes: it deals in numbers of blocks, slots, snapshots and files. Design
+// section 5.
 #pragma once
 
 #include "actors/block_pool.h"
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -27,12 +29,20 @@ void append_symbols(std::vector<symbol>& to, std::span<const int32_t> tokens, in
                     std::span<const image_place> images);
 
 struct prefix_limits {
-  std::string fingerprint; // of all that changes what is cached: model, overlays, template, prefill mode
-  int64_t max_snapshots = 0;
+  std::string fingerprint;   // of all that changes what is cached: model, overlays, template, prefill mode
+  int64_t max_snapshots = 0; // in host memory, whatever tier their blocks are in
+  int64_t n_slots = 0;       // blocks in host memory
+  int64_t disk_bytes = 0;    // of each rank's files; 0: no disk tier
+  int64_t block_bytes = 0, snapshot_bytes = 0; // of one; for disk_bytes
 };
 
+// Tiers of a block, and of a snapshot by where its path is; a snapshot's own bytes are in host memory in the first two.
+enum class tier : uint8_t { device, memory, disk };
+
 // Contents are stored and compared, so no hash decides whether two prefixes are equal. The tree keeps a reference to
-// each block it names. Everything that leaves is let go of in the pool and listed in take_dropped().
+// each block it names. Invariants: what is on the device has its parent there; nothing is both on the device and in a
+// slot; a node that is nowhere is gone, with all below it. Everything that is to be done about it is in the take_
+// lists, in the order in which it was decided.
 class prefix_index {
 public:
   prefix_index(prefix_limits, block_pool&);
@@ -43,15 +53,20 @@ public:
     int64_t n_tokens = 0; // 0: a miss
     int64_t floor = 0;
     snapshot_id snapshot{};
-    std::vector<block_id> blocks;    // full ones
+    std::vector<block_id> blocks;    // full ones on the device
+    int64_t n_in_memory = 0;         // full ones behind them, in slots
     std::optional<block_id> partial; // the rest, to be copied before it is written
+    bool has_partial = false;        // on the device or in a slot
     int64_t n_common = 0;            // of the prompt, with anything in the tree: where a fork begins
   };
-  // The longest usable snapshot at or below min(common prefix, prompt.size() - 1). One is usable when it lies at or
-  // below `floor`, or holds the late layers' rows from `floor` on (prefill mode tail; 0 in exact mode). It cannot leave
-  // before unpin_all().
+  // The longest usable snapshot at or below min(common prefix, prompt.size() - 1), not counting the disk. One is usable
+  // when it lies at or below `floor`, or holds the late layers' rows from `floor` on (prefill mode tail; 0 in exact
+  // mode). It cannot leave before unpin_all().
   hit find(std::string_view salt, std::span<const symbol> prompt, int64_t floor = 0);
-  // The same question without touching anything.
+  // Moves a hit's blocks into `fresh`: the blocks in slots, then its part of one, if it has that. Precondition: the
+  // sequence holds both hit.blocks and `fresh`, nothing was unpinned since find().
+  void bring_in(const hit&, std::span<const block_id> fresh);
+  // find()'s n_tokens without touching anything.
   int64_t longest(std::string_view salt, std::span<const symbol> prompt, int64_t floor = 0) const;
 
   // Full blocks of a sequence that are not in the tree yet. `blocks`: the sequence's table.
@@ -61,19 +76,46 @@ public:
                                           std::span<const block_id> blocks, int64_t floor);
   // Forgets whatever lies beyond n_tokens on this path, with all that grew from it.
   void forget(std::string_view salt, std::span<const symbol> symbols, int64_t n_tokens);
-  // Lets go of cached prefixes, the cheapest to compute again first, until n_blocks are free. False: not enough.
+  // Moves cached prefixes out to slots or lets go of them, the cheapest to compute again first, until n_blocks are
+  // free. False: not enough.
   bool free_blocks(int64_t n_blocks);
-
   // The block's content beyond n_tokens is about to be written over: what stands on it leaves.
   void surrender(block_id, int64_t n_tokens);
-
   void unpin_all();
-  // Snapshots whose bytes can go.
-  std::vector<snapshot_id> take_dropped() { return std::exchange(dropped_, {}); }
+  bool has_pins() const { return !pinned_.empty(); }
 
-  enum class missing : uint8_t { nothing, block, evicted, snapshot, salt };
+  // The disk tier. fetch: when more of the prompt lies on disk than find() has, reads it into slots, and says which
+  // snapshot to wait for. nullopt: nothing to gain, or no room.
+  std::optional<snapshot_id> fetch(std::string_view salt, std::span<const symbol> prompt, int64_t floor = 0);
+  bool is_loading(snapshot_id) const; // it or its path
+  // Writes a snapshot and those blocks of its path that are not on disk. Bytes that takes; 0: it is there, or cannot
+  // be. Precondition: the step that made it has run.
+  int64_t write(snapshot_id);
+  // What became of a read or a write on all ranks. Unknown ones left meanwhile.
+  void read_done(entry_id, bool ok);
+  void write_done(entry_id, bool ok);
+  // An entry found on disk, parents before children. What cannot be placed is removed there.
+  struct stored {
+    entry_id entry{}, parent{};
+    bool is_snapshot = false;
+    int64_t n_tokens = 0, floor = 0;
+    std::string salt;
+    std::vector<symbol> symbols;
+  };
+  void restore(const stored&);
+  void end_restore() { restored_.clear(); }
+  void first_entry(entry_id next) { last_entry_ = std::max(last_entry_, static_cast<uint64_t>(next) - 1); }
+
+  std::vector<block_move> take_moves() { return std::exchange(moves_, {}); }
+  std::vector<snapshot_id> take_dropped() { return std::exchange(dropped_, {}); } // bytes in host memory that can go
+  std::vector<tier_read> take_reads() { return std::exchange(reads_, {}); }
+  std::vector<tier_write> take_writes() { return std::exchange(writes_, {}); }
+  std::vector<entry_id> take_removes() { return std::exchange(removes_, {}); }
+
+  enum class missing : uint8_t { nothing, block, evicted, snapshot, salt, disk };
   struct miss {
-    int64_t n_cached = 0;        // what a request would get now
+    int64_t n_cached = 0;        // what a request would get at once
+    int64_t n_on_disk = 0;       // what it would get if it waited
     int64_t first_differing = 0; // position; prompt.size(): none
     missing what = missing::nothing;
   };
@@ -81,11 +123,16 @@ public:
   miss explain(std::string_view salt, std::span<const symbol> prompt) const;
 
   int64_t n_nodes() const { return n_nodes_; }
-  int64_t n_snapshots() const { return static_cast<int64_t>(snapshots_.size()); }
+  int64_t n_snapshots() const { return n_in_memory_; } // in host memory
   int64_t n_salts() const { return static_cast<int64_t>(roots_.size()); }
   int64_t max_snapshots() const { return limits_.max_snapshots; }
+  int64_t n_slots_used() const { return limits_.n_slots - static_cast<int64_t>(free_slots_.size()); }
+  int64_t disk_bytes() const { return disk_bytes_; }
+  int64_t writing_bytes() const { return writing_bytes_; } // on their way there
+  void check() const;                                      // the invariants; tests
 
 private:
+  static constexpr size_t n_tiers = 3;
   struct node;
   struct less { // by content; a span and a vector compare alike
     using is_transparent = void;
@@ -94,21 +141,37 @@ private:
     }
   };
   using content = std::vector<symbol>;
-  struct snapshot {
+  // Where a node or a snapshot is, besides the device.
+  struct place {
+    std::array<bool, n_tiers> in{};
+    int32_t slot = -1;
+    entry_id entry{};
+    int64_t entry_bytes = 0;
+    bool is_loading = false, is_writing = false;
+    bool is_in(tier t) const { return in[static_cast<size_t>(t)]; }
+    bool is_nowhere() const { return !in[0] && !in[1] && !in[2]; }
+    bool is_usable() const { return in[0] || (in[1] && !is_loading); }
+    bool is_reachable() const { return in[0] || in[1] || (in[2] && !is_writing); }
+  };
+  struct snapshot : place {
     node* at = nullptr;
     const content* tail = nullptr; // symbols behind the last full block: the key in the node's map
     int64_t n_tokens = 0, floor = 0;
-    std::optional<block_id> partial;
+    std::optional<block_id> partial; // on the device
     double worth = 0; // evicted in this order: what the last one evicted was worth, and the tokens this one saves
     double clock = 0; // that former part
+    bool is_in_memory() const { return in[0] || in[1]; }
   };
-  struct node {
+  struct node : place {
     node* parent = nullptr;
     const content* key = nullptr;
-    uint64_t hash = 0; // of the fingerprint, the salt and everything down to here
+    std::string_view salt; // of the root: its key
+    uint64_t hash = 0;     // of the fingerprint, the salt and everything down to here
     int64_t n_tokens = 0;
     block_id block{};
-    uint64_t used = 0; // when it was last found or made
+    uint64_t used = 0;                      // when it was last found or made
+    uint64_t pinned = 0;                    // in which step
+    std::array<int32_t, n_tiers> n_below{}; // children and snapshots in each tier
     std::map<content, std::unique_ptr<node>, less> children;
     std::map<content, snapshot_id, less> tails;
     bool is_leaf() const { return children.empty() && tails.empty(); }
@@ -117,35 +180,85 @@ private:
     std::vector<node*> nodes; // the root first
     std::span<const symbol> rest;
   };
+  struct transfer {     // of an entry, until every rank has answered
+    node* at = nullptr; // of a block; null: of the snapshot
+    snapshot_id snapshot{};
+    bool is_orphan = false; // its node or snapshot has left
+    int32_t slot = -1;      // of a read
+    int64_t n_bytes = 0;    // of a write
+  };
 
+  // prefix_index.cpp: content.
   path walk(std::string_view salt, std::span<const symbol>) const;
   node& root(std::string_view salt);
-  const snapshot_id* best(const path&, std::span<const symbol> prompt, int64_t floor) const;
+  node& add_child(node& parent, std::span<const symbol> key);
+  template <class Usable>
+  const snapshot_id* best(const path&, size_t n_nodes, std::span<const symbol> prompt, int64_t floor, Usable) const;
+  const snapshot_id* best_at_hand(const path&, std::span<const symbol> prompt, int64_t floor) const;
+  const snapshot_id* best_anywhere(const path&, std::span<const symbol> prompt, int64_t floor) const;
   static int64_t common_beyond(const node&, std::span<const symbol> rest);
   double cost(const snapshot&) const;
   void touch(snapshot_id, snapshot&);
-  bool evict_snapshot();
-  void drop(snapshot_id);
   void remember(uint64_t key);
+  static uint64_t key_of(const snapshot&);
+
+  // prefix_places.cpp: tiers.
+  void enter(node&, tier);
+  void leave(node&, tier);
+  void enter(snapshot_id, snapshot&, tier);
+  void leave(snapshot_id, snapshot&, tier);
+  void count_below(node&, tier, int32_t change);
+  void use(node&);
+  void pin_path(node&);
+  bool is_pinned(const node& n) const { return n.pinned == step_; }
+  void put_on_device(node&, block_id);
+  void release(node&, tier);
+  void release(snapshot_id, snapshot&, tier);
+  void release_memory(snapshot_id, snapshot&); // device or memory
+  void free_slot(place&);
+  void leave_disk(place&);
+  int32_t take_slot();
+  bool evict_from_memory();
+  void demote(node&);
+  bool cool_one();
+  void evict(snapshot_id);
+  bool evict_snapshot();
+  std::optional<snapshot_id> lowest(tier);
+  node* oldest_leaf(tier) const;
+  void drop(snapshot_id);
   void remove(node&); // with everything below
-  void leaf_changed(node&);
   void clear_tree(node&);
-  node* oldest_idle_leaf() const;
+  void gone(node&); // a child or a snapshot of it
+
+  // prefix_disk.cpp
+  bool make_disk_room(int64_t n_bytes);
+  int64_t bytes_on_disk(const node& below, size_t n_symbols, bool is_snapshot) const;
+  void begin_write(place&, const node& parent, transfer, tier_write);
+  void check_node(const node&, std::vector<bool>& slots, int64_t& n_disk_bytes) const; // prefix_check.cpp
+  bool begin_read(node&);
+  bool begin_read(snapshot_id, snapshot&);
 
   prefix_limits limits_;
   block_pool& pool_;
   std::map<std::string, std::unique_ptr<node>, std::less<>> roots_; // by salt
   std::unordered_map<snapshot_id, snapshot> snapshots_;
-  std::set<std::pair<double, snapshot_id>> order_;
-  std::set<std::pair<uint64_t, node*>> leaves_; // without children and snapshots, by when they were used
+  std::array<std::set<std::pair<double, snapshot_id>>, n_tiers> order_; // by worth
+  std::array<std::set<std::pair<uint64_t, node*>>, n_tiers> leaves_;    // with nothing below in that tier, by use
   std::unordered_set<snapshot_id> pinned_;
+  std::vector<int32_t> free_slots_; // the next one at the back
+  std::unordered_map<entry_id, transfer> loads_, stores_;
+  std::unordered_map<entry_id, node*> restored_; // blocks found on disk, while they are restored
+  std::vector<block_move> moves_;
   std::vector<snapshot_id> dropped_;
+  std::vector<tier_read> reads_;
+  std::vector<tier_write> writes_;
+  std::vector<entry_id> removes_;
   std::deque<uint64_t> evicted_order_; // keys of what left for lack of room, the latest few thousand
   std::unordered_set<uint64_t> evicted_;
   double clock_ = 0;
   bool has_empty_root_ = false;
-  uint64_t now_ = 0, last_snapshot_ = 0;
-  int64_t n_nodes_ = 0;
+  uint64_t now_ = 0, step_ = 1, last_snapshot_ = 0, last_entry_ = 0;
+  int64_t n_nodes_ = 0, n_in_memory_ = 0, disk_bytes_ = 0, writing_bytes_ = 0;
 };
 
 } // namespace troupe

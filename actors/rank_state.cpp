@@ -119,7 +119,7 @@ std::vector<sequence_failure> rank_state::apply(const step_placed& placed, model
     for (const auto id : start.generated) s.sampler->see_generated(id);
   }
   if (weights)
-    for (const auto& c : placed.copies) weights->copy_block(static_cast<int32_t>(c.from), static_cast<int32_t>(c.to));
+    for (const auto& m : placed.moves) snapshots_.move(m, *weights);
   std::vector<sequence_failure> failures;
   for (const auto& c : placed.cached)
     if (auto why = enter(sequences_.at(c.id), c, weights)) failures.push_back({c.id, std::move(*why), 500});

@@ -1,4 +1,5 @@
-// Snapshots of one rank: bytes in host memory by number. What to keep is kv_cache's decision; knows no CAF.
+// Cached state of one rank in host memory: snapshots by number, blocks by slot, what is on its way from disk. What to
+// keep is kv_cache's decision; knows no CAF.
 #pragma once
 
 #include "actors/messages.h"
@@ -16,17 +17,29 @@ namespace troupe {
 class snapshot_store {
 public:
   void save(std::span<const snapshot_save>, model&);
-  // Puts one into a slot. A value: why it cannot be.
+  // Puts one into a slot of the model. A value: why it cannot be.
   std::optional<std::string> restore(snapshot_id, int32_t slot, int64_t n_tokens, model&) const;
   void drop(std::span<const snapshot_id>); // of unknown ones: nothing, their step failed
   void clear();
 
+  // Blocks: a slot of host memory keeps its memory once it has been used.
+  void move(const block_move&, model&);
+  // The bytes of an entry for the disk: of a snapshot its own, then those of its part of a block. nullopt: they are not
+  // here, since their step failed.
+  std::optional<std::vector<std::byte>> payload(const tier_write&, model&) const;
+  // The same bytes back, into the places that were ordered. A value: why they cannot be what was written.
+  std::optional<std::string> arrive(const tier_read&, std::span<const std::byte> payload, const model&);
+
   size_t n_snapshots() const { return bytes_.size(); }
-  int64_t size_bytes() const { return size_bytes_; }
+  int64_t size_bytes() const { return size_bytes_; } // of the snapshots
+  int64_t slots_bytes() const;
 
 private:
+  std::vector<std::byte>& slot(int32_t);
+
   std::unordered_map<snapshot_id, std::vector<std::byte>> bytes_;
   std::vector<std::byte> spare_; // of the last one dropped
+  std::vector<std::vector<std::byte>> slots_;
   int64_t size_bytes_ = 0;
 };
 

@@ -14,6 +14,20 @@ namespace troupe {
   }
 
 // The same with a list of ids, which travels as numbers.
+#define TROUPE_FIELDS_OF_LISTS(type, list, other, ...)                                                                 \
+  template <class inspector> typename inspector::result_type inspect(inspector& f, type& x) {                          \
+    std::vector<uint64_t> raw, more;                                                                                   \
+    for (const auto i : list) raw.push_back(static_cast<uint64_t>(i));                                                 \
+    for (const auto i : other) more.push_back(static_cast<uint64_t>(i));                                               \
+    const auto load = [&]() -> caf::error {                                                                            \
+      list.clear();                                                                                                    \
+      for (const auto i : raw) list.push_back(static_cast<typename decltype(list)::value_type>(i));                    \
+      other.clear();                                                                                                   \
+      for (const auto i : more) other.push_back(static_cast<typename decltype(other)::value_type>(i));                 \
+      return caf::none;                                                                                                \
+    };                                                                                                                 \
+    return f(caf::meta::type_name("troupe::" #type), __VA_ARGS__, raw, more, caf::meta::load_callback(load));          \
+  }
 #define TROUPE_FIELDS_OF_LIST(type, list, number, ...)                                                                 \
   template <class inspector> typename inspector::result_type inspect(inspector& f, type& x) {                          \
     using id = typename decltype(list)::value_type;                                                                    \
@@ -52,10 +66,12 @@ TROUPE_FIELDS(sequence_end, x.id, x.slot, x.n_tokens, x.is_parked)
 TROUPE_FIELDS_OF_LIST(step_plan, x.with_images, uint64_t, x.epoch, x.step, x.started, x.rows, x.ended, x.ends_resume)
 TROUPE_FIELDS_OF_LIST(new_blocks, x.blocks, int32_t, x.id)
 TROUPE_FIELDS(cached_prefix, x.id, x.n_tokens, x.snapshot, x.before, x.seen)
-TROUPE_FIELDS(block_copy, x.from, x.to)
+TROUPE_FIELDS(block_move, x.what, x.from, x.to)
+TROUPE_FIELDS(tier_write, x.entry, x.parent, x.n_tokens, x.floor, x.salt, x.symbols, x.snapshot, x.block, x.slot)
+TROUPE_FIELDS(tier_read, x.entry, x.snapshot, x.slot)
 TROUPE_FIELDS(snapshot_save, x.slot, x.n_tokens, x.snapshot)
-TROUPE_FIELDS_OF_LIST(step_placed, x.dropped, uint64_t, x.plan, x.blocks, x.cached, x.saves_before, x.saves_after,
-                      x.copies)
+TROUPE_FIELDS_OF_LISTS(step_placed, x.dropped, x.removes, x.plan, x.blocks, x.cached, x.saves_before, x.saves_after,
+                       x.moves, x.reads, x.writes)
 TROUPE_FIELDS(sequence_failure, x.id, x.why, x.status)
 TROUPE_FIELDS(step_ready, x.placed, x.staging, x.failures)
 TROUPE_FIELDS(sequence_result, x.id, x.tokens, x.cached_tokens, x.failure, x.status, x.n_tokens, x.n_drafts,
@@ -84,6 +100,7 @@ TROUPE_FIELDS(miss_question, x.prompt, x.images, x.cache_salt)
 TROUPE_FIELDS(miss_answer, x.n_tokens, x.n_cached, x.first_differing, x.missing)
 #undef TROUPE_FIELDS
 #undef TROUPE_FIELDS_OF_LIST
+#undef TROUPE_FIELDS_OF_LISTS
 
 } // namespace troupe
 

@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+#include <deque>
 #include <map>
 #include <vector>
 
@@ -15,19 +16,59 @@ struct pretend_device {
   using history = std::vector<int32_t>;
   int64_t block_tokens = 8, slack = 1;
   std::map<block_id, history> blocks;
-  std::map<int32_t, history> slots;
+  std::map<int32_t, history> slots, slots_of_host;
   std::map<snapshot_id, history> snapshots;
   std::map<sequence_id, std::vector<block_id>> tables;
   std::map<sequence_id, int64_t> n_prompt, n_cached;
   std::map<sequence_id, int64_t> first_start; // of sequences that began
   int64_t n_rows = 0;
+  // Its disk: what was written, whole, and what it has still to do or to tell.
+  struct stored {
+    tier_write what;
+    history window, block;
+  };
+  std::map<entry_id, stored> disk;
+  std::map<entry_id, int> n_written; // times
+  std::deque<tier_read> reading;
+  std::deque<std::pair<entry_id, bool>> written;
 
   void save(const snapshot_save& s) {
     const auto& h = slots.at(s.slot);
     const auto size = static_cast<int64_t>(h.size());
     REQUIRE(s.n_tokens <= size);
     CHECK(size - s.n_tokens <= slack);
-    CHECK(snapshots.emplace(s.snapshot, history(h.begin(), h.begin() + s.n_tokens)).second);
+    const history what(h.begin(), h.begin() + s.n_tokens);
+    CHECK(snapshots.emplace(s.snapshot, what).first->second == what); // a number means one content for ever
+  }
+  void move(const block_move& m) {
+    switch (m.what) {
+    case block_move::kind::copy: blocks[block_id{m.to}] = blocks.at(block_id{m.from}); break;
+    case block_move::kind::out: slots_of_host[m.to] = blocks.at(block_id{m.from}); break;
+    case block_move::kind::in: blocks[block_id{m.to}] = slots_of_host.at(m.from); break;
+    }
+  }
+  void write(const tier_write& w, bool has_run) {
+    bool is_there = has_run && (w.snapshot == snapshot_id{} || snapshots.count(w.snapshot) > 0);
+    if (is_there) {
+      stored s{w, {}, {}};
+      if (w.snapshot != snapshot_id{}) s.window = snapshots.at(w.snapshot);
+      if (w.block >= 0) s.block = blocks.at(block_id{w.block});
+      if (w.slot >= 0) s.block = slots_of_host.at(w.slot);
+      CHECK(disk.emplace(w.entry, std::move(s)).second);
+      ++n_written[w.entry];
+    }
+    written.emplace_back(w.entry, is_there);
+  }
+  // The next read is done. False: the file is not there or broken.
+  bool arrive(bool ok) {
+    const auto r = reading.front();
+    reading.pop_front();
+    const auto found = disk.find(r.entry);
+    if (!ok && found != disk.end()) disk.erase(found);
+    if (!ok || found == disk.end()) return false;
+    if (r.slot >= 0) slots_of_host[r.slot] = found->second.block;
+    if (r.snapshot != snapshot_id{}) snapshots[r.snapshot] = found->second.window;
+    return true;
   }
   // What a model would say after these tokens: any function of all of them.
   static int32_t next(const history& h) {
@@ -45,7 +86,8 @@ struct pretend_device {
       n_prompt[s.id] = s.n_prompt;
       slots[s.slot].clear();
     }
-    for (const auto& c : placed.copies) blocks[c.to] = blocks.at(c.from);
+    for (const auto& m : placed.moves) move(m);
+    reading.insert(reading.end(), placed.reads.begin(), placed.reads.end());
     for (const auto& b : placed.blocks) tables.at(b.id).insert(tables[b.id].end(), b.blocks.begin(), b.blocks.end());
     for (const auto& c : placed.cached) {
       n_cached[c.id] = c.n_tokens;
@@ -104,7 +146,9 @@ struct pretend_device {
     }
     if (fails == 0)
       for (const auto& s : placed.saves_after) save(s);
+    for (const auto& w : placed.writes) write(w, fails == 0);
     for (const auto id : placed.dropped) snapshots.erase(id);
+    for (const auto id : placed.removes) disk.erase(id);
     return result;
   }
 };

@@ -87,7 +87,10 @@ TEST_CASE_FIXTURE(wire_world, "wire: a step on its way round the ring") {
   cached.cached = {{sequence_id{5}, 64, snapshot_id{9}, {1, 2}, {3}}};
   cached.saves_before = {{1, 70, snapshot_id{4}}};
   cached.saves_after = {{2, 71, snapshot_id{5}}};
-  cached.copies = {{block_id{1}, block_id{2}}};
+  cached.moves = {{block_move::kind::copy, 1, 2}, {block_move::kind::in, 7, 2}};
+  cached.reads = {{entry_id{9}, snapshot_id{4}, 3}};
+  cached.writes = {{entry_id{10}, entry_id{8}, 128, 3, "salt", {1, 2}, snapshot_id{4}, 5, -1}};
+  cached.removes = {entry_id{7}};
   cached.dropped = {snapshot_id{7}, snapshot_id{8}};
   CHECK(round_trip(cached).dropped == cached.dropped);
   CHECK(round_trip(cached).cached.at(0).seen == std::vector<int32_t>{3});
