@@ -55,6 +55,11 @@ struct counters {
   // kv_cache
   std::atomic<int64_t> blocks{0}, blocks_used{0}, blocks_cached{0}, snapshots{0};
   std::atomic<int64_t> cache_queries{0}, cache_hits{0}; // prompt tokens looked up and found, each choice for itself
+  std::atomic<int64_t> cache_hits_memory{0}, cache_hits_disk{0}; // of the hits: brought in from a lower tier
+  std::atomic<int64_t> blocks_in_memory{0}, disk_bytes{0};       // the tiers' contents, on each rank
+  // tier_disk, of all ranks together
+  std::atomic<int64_t> disk_writes{0}, disk_bytes_written{0}, disk_write_errors{0};
+  std::atomic<int64_t> disk_reads{0}, disk_bytes_read{0}, disk_read_errors{0};
   // engram_fetch
   std::atomic<int64_t> engram_rows{0}, engram_bytes{0};
   // fan_out

@@ -137,7 +137,7 @@ bool kv_ledger::place_rows(planned_rows& r, step_placed& placed) {
 bool kv_ledger::awaits_disk(sequence& s) {
   if (is_waiting(s)) return true;
   if (config_.disk_cache_bytes == 0 || s.n_fetches >= max_fetches) return false;
-  const auto awaited = index_.fetch(s.start.cache_salt, s.symbols, late_floor(s.start.n_prompt));
+  const auto awaited = index_.fetch(s.start.cache_salt, s.symbols, late_floor(s.start.n_asked()));
   if (!awaited) return false;
   s.awaited = *awaited;
   ++s.n_fetches;
@@ -283,14 +283,15 @@ void kv_ledger::write_behind(std::vector<snapshot_id>&& snapshots, time now) {
   size_t n = 0;
   for (; n < later_.size(); ++n) {
     if (index_.writing_bytes() >= config_.disk_queue_bytes) break;
-    if (config_.disk_bytes_per_hour > 0 && n_written_in_hour_ >= config_.disk_bytes_per_hour) break;
+    if (n_written_in_hour_ >= config_.disk_bytes_per_hour) break;
     n_written_in_hour_ += index_.write(later_[n]);
   }
   later_.erase(later_.begin(), later_.begin() + static_cast<std::ptrdiff_t>(n));
 }
 
 bool kv_ledger::must_wait(const step_plan& plan) const {
-  if (plan.rows.empty() || !plan.started.empty() || !plan.ended.empty()) return false;
+  if (plan.rows.empty() || !plan.started.empty() || !plan.ended.empty() || plan.ends_resume || !late_saves_.empty())
+    return false;
   return std::all_of(plan.rows.begin(), plan.rows.end(),
                      [&](const auto& r) { return is_waiting(sequences_.at(r.id)); });
 }
@@ -302,14 +303,28 @@ void kv_ledger::write_done(entry_id entry, bool ok, time now) {
   if (!ok) no_writes_before_ = now + pause_after_failure;
 }
 
-void kv_ledger::restore(std::vector<prefix_index::stored> found, entry_id next) {
+void kv_ledger::restore(std::vector<prefix_index::stored> found, std::span<const entry_id> strays, entry_id next,
+                        const std::vector<std::pair<std::string, entry_id>>& pins) {
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     return std::tuple(a.n_tokens, a.is_snapshot, a.entry) < std::tuple(b.n_tokens, b.is_snapshot, b.entry);
   });
   for (const auto& e : found) index_.restore(e);
   index_.end_restore();
+  for (const auto id : strays) index_.discard(id);
+  for (const auto& [name, entry] : pins) index_.pin_restored(name, entry);
   index_.first_entry(next);
   can_write_ = true;
+}
+
+std::optional<std::string> kv_ledger::pin(const std::string& name, const miss_question& what) {
+  if (name.empty() || name.find('\n') != std::string::npos) return "a pin's name is one line of text";
+  std::vector<symbol> symbols;
+  append_symbols(symbols, what.prompt, 0, what.images);
+  auto refused = index_.pin_name(name, what.cache_salt, symbols);
+  for (const auto& p : index_.pins())
+    if (!refused && p.name == name && p.entry == entry_id{} && config_.disk_cache_bytes > 0)
+      later_.push_back(p.snapshot);
+  return refused;
 }
 
 miss_answer kv_ledger::explain(const miss_question& q) const {

@@ -8,8 +8,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace troupe {
@@ -24,12 +26,12 @@ struct kv_cache_config {
   int64_t tail_tokens = -1;          // of prefill mode tail; -1: exact
   std::string fingerprint;
   // Tiers below the device, of each rank.
-  int64_t block_bytes = 0;                      // of one
-  int64_t host_cache_bytes = 0;                 // blocks in host memory
-  int64_t disk_cache_bytes = 0;                 // 0: no files
-  int64_t disk_min_tokens = 512;                // of a prefix that is worth writing
-  int64_t disk_bytes_per_hour = 0;              // written at most
-  int64_t disk_queue_bytes = int64_t{64} << 20; // on their way to disk at most
+  int64_t block_bytes = 0;                         // of one
+  int64_t host_cache_bytes = 0;                    // blocks in host memory
+  int64_t disk_cache_bytes = 0;                    // 0: no files
+  int64_t disk_min_tokens = 512;                   // of a prefix that is worth writing
+  int64_t disk_bytes_per_hour = int64_t{64} << 30; // written at most
+  int64_t disk_queue_bytes = int64_t{64} << 20;    // on their way to disk at most
   int64_t n_slots() const { return block_bytes > 0 ? host_cache_bytes / block_bytes : 0; }
 };
 
@@ -46,7 +48,12 @@ public:
   void read_done(entry_id, bool ok);
   void write_done(entry_id, bool ok, time now = {});
   // What is on disk already, of all ranks alike. Entries that came into being before are never lost.
-  void restore(std::vector<prefix_index::stored> found, entry_id next);
+  // `strays` are removed, pins take their snapshots.
+  void restore(std::vector<prefix_index::stored> found, std::span<const entry_id> strays, entry_id next,
+               const std::vector<std::pair<std::string, entry_id>>& pins = {});
+  // Pins of prefix_index, in tokens. On disk a pinned prefix is written whatever its length.
+  std::optional<std::string> pin(const std::string& name, const miss_question& what);
+  bool unpin(const std::string& name) { return index_.unpin_name(name); }
   // Nothing is written before this, since entries of earlier runs are not known yet.
   bool can_write() const { return can_write_; }
   miss_answer explain(const miss_question&) const;
@@ -73,7 +80,7 @@ private:
     int64_t floor = 0, fork = 0; // of the late layers' rows; where others left this prefix, 0: nowhere
     bool has_begun = false;
     std::vector<int32_t> recent; // the last tokens fed: those of the newest step and a few before it
-    snapshot_id awaited{}; // on its way from disk
+    snapshot_id awaited{};       // on its way from disk
     int32_t n_fetches = 0;
   };
 

@@ -337,8 +337,8 @@ struct wiring {
   uint64_t cache = 0; // changes when cached prefixes are gone: the kv_cache or the ranks are new
   uint64_t ranks = 0; // changes when the ranks are new
   caf::strong_actor_ptr journal, scheduler, kv_cache, fan_out;
-  std::vector<caf::strong_actor_ptr> engram_fetches; // one a rank
-  std::vector<caf::strong_actor_ptr> rank_actors;
+  std::vector<caf::strong_actor_ptr> engram_fetches;     // one a rank
+  std::vector<caf::strong_actor_ptr> rank_actors, disks; // disks: one a rank, or none
 };
 // fan_out -> journal: nothing of an older epoch goes to a sink from now on.
 struct epoch_begun {

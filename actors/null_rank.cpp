@@ -75,6 +75,7 @@ paced_rank::behavior_type behave(paced_rank::stateful_pointer<null_state> self, 
         if (s.waiting.epoch == s.epoch) self->send(s.scheduler, std::move(s.waiting));
       },
       [](const image_piece&) {},
+      [](const tier_arrived&) {},
       [=](const wiring& w) {
         auto& s = self->state;
         s.epoch = w.epoch;

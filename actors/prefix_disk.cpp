@@ -111,7 +111,7 @@ bool prefix_index::make_disk_room(int64_t n_bytes) {
       if (leaf->is_nowhere()) remove(*leaf);
       continue;
     }
-    const auto id = lowest(tier::disk);
+    const auto id = lowest(tier::disk, false);
     if (!id) return false;
     auto& s = snapshots_.at(*id);
     clock_ = std::max(clock_, s.worth);
@@ -220,6 +220,7 @@ void prefix_index::restore(const stored& e) {
     touch(id, s);
     return;
   }
+  ++now_; // no two leaves of one age: eviction has an order that a replay repeats
   const auto child = above.children.find(std::span(e.symbols));
   node& n = child == above.children.end() ? add_child(above, e.symbols) : *child->second;
   if (n.is_in(tier::disk)) return refuse();

@@ -103,6 +103,21 @@ public:
     std::vector<symbol> symbols;
   };
   void restore(const stored&);
+  // Prefixes that stay by name: they leave no tier unless a lower one has them, but for want of any other room on the
+  // device. Half of the slots at most.
+  struct pin {
+    std::string name;
+    int64_t n_tokens = 0, n_blocks = 0;
+    snapshot_id snapshot{};
+    entry_id entry{}; // 0: not on disk
+  };
+  // Pins the longest cached prefix of the prompt. A value: why not.
+  std::optional<std::string> pin_name(const std::string& name, std::string_view salt, std::span<const symbol> prompt);
+  void pin_restored(const std::string& name, entry_id); // of a snapshot; unknown: nothing
+  bool unpin_name(const std::string& name);             // false: no such name
+  std::vector<pin> pins() const;                        // by name
+
+  void discard(entry_id id) { removes_.push_back(id); }
   void end_restore() { restored_.clear(); }
   void first_entry(entry_id next) { last_entry_ = std::max(last_entry_, static_cast<uint64_t>(next) - 1); }
 
@@ -148,9 +163,11 @@ private:
     entry_id entry{};
     int64_t entry_bytes = 0;
     bool is_loading = false, is_writing = false;
+    int32_t n_names = 0; // pins that need it
     bool is_in(tier t) const { return in[static_cast<size_t>(t)]; }
     bool is_nowhere() const { return !in[0] && !in[1] && !in[2]; }
     bool is_usable() const { return in[0] || (in[1] && !is_loading); }
+    bool is_safe_on_disk() const { return in[2] && !is_writing; }
     bool is_reachable() const { return in[0] || in[1] || (in[2] && !is_writing); }
   };
   struct snapshot : place {
@@ -223,12 +240,16 @@ private:
   bool cool_one();
   void evict(snapshot_id);
   bool evict_snapshot();
-  std::optional<snapshot_id> lowest(tier);
+  std::optional<snapshot_id> lowest(tier, bool leaves_memory);
   node* oldest_leaf(tier) const;
   void drop(snapshot_id);
   void remove(node&); // with everything below
   void clear_tree(node&);
   void gone(node&); // a child or a snapshot of it
+
+  // prefix_pins.cpp
+  void name_path(snapshot&, int32_t change);
+  int64_t n_named_blocks(const snapshot* more) const;
 
   // prefix_disk.cpp
   bool make_disk_room(int64_t n_bytes);
@@ -244,7 +265,8 @@ private:
   std::unordered_map<snapshot_id, snapshot> snapshots_;
   std::array<std::set<std::pair<double, snapshot_id>>, n_tiers> order_; // by worth
   std::array<std::set<std::pair<uint64_t, node*>>, n_tiers> leaves_;    // with nothing below in that tier, by use
-  std::unordered_set<snapshot_id> pinned_;
+  std::unordered_set<snapshot_id> pinned_;                              // in this step
+  std::map<std::string, snapshot_id> names_;
   std::vector<int32_t> free_slots_; // the next one at the back
   std::unordered_map<entry_id, transfer> loads_, stores_;
   std::unordered_map<entry_id, node*> restored_; // blocks found on disk, while they are restored

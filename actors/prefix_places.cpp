@@ -112,6 +112,10 @@ void prefix_index::drop(snapshot_id id) {
     leave(id, s, tier::disk);
   }
   pinned_.erase(id);
+  if (s.n_names > 0) {
+    name_path(s, -s.n_names);
+    std::erase_if(names_, [id](const auto& named) { return named.second == id; });
+  }
   n.tails.erase(*s.tail);
   snapshots_.erase(found);
   gone(n);
@@ -138,13 +142,14 @@ void prefix_index::remove(node& n) {
   gone(parent);
 }
 
-// The snapshot of the tier that is worth least and can go.
-std::optional<snapshot_id> prefix_index::lowest(tier t) {
+// The snapshot of the tier that is worth least and can go: to a lower tier, or out of memory.
+std::optional<snapshot_id> prefix_index::lowest(tier t, bool leaves_memory) {
   auto& order = order_[index_of(t)];
   for (auto at = order.begin(); at != order.end();) {
     const snapshot_id id = at->second;
     auto& s = snapshots_.at(id);
-    if (pinned_.count(id) || s.is_loading || (t == tier::disk && s.is_writing)) {
+    const bool is_named = s.n_names > 0 && (t == tier::disk || (leaves_memory && !s.is_safe_on_disk()));
+    if (is_named || pinned_.count(id) || s.is_loading || (t == tier::disk && s.is_writing)) {
       ++at;
       continue;
     }
@@ -164,6 +169,7 @@ std::optional<snapshot_id> prefix_index::lowest(tier t) {
 prefix_index::node* prefix_index::oldest_leaf(tier t) const {
   for (const auto& [used, n] : leaves_[index_of(t)]) {
     if (is_pinned(*n) || n->is_loading) continue;
+    if (n->n_names > 0 && (t == tier::disk || (t == tier::memory && !n->is_safe_on_disk()))) continue;
     if (t == tier::device ? !pool_.is_held(n->block) : t == tier::memory || !n->is_writing) return n;
   }
   return nullptr;
@@ -179,7 +185,7 @@ void prefix_index::evict(snapshot_id id) {
 }
 
 bool prefix_index::evict_snapshot() {
-  const auto hot = lowest(tier::device), warm = lowest(tier::memory);
+  const auto hot = lowest(tier::device, true), warm = lowest(tier::memory, true);
   if (!hot && !warm) return false;
   evict(!warm || (hot && snapshots_.at(*hot).worth < snapshots_.at(*warm).worth) ? *hot : *warm);
   return true;
@@ -195,7 +201,7 @@ bool prefix_index::evict_from_memory() {
     }
     return true;
   }
-  const auto id = lowest(tier::memory);
+  const auto id = lowest(tier::memory, true);
   if (id) evict(*id);
   return id.has_value();
 }
@@ -231,7 +237,7 @@ void prefix_index::demote(node& n) {
 
 // The snapshot worth least no longer keeps its path on the device.
 bool prefix_index::cool_one() {
-  const auto id = lowest(tier::device);
+  const auto id = lowest(tier::device, false);
   if (!id) return false;
   auto& s = snapshots_.at(*id);
   const int32_t slot = s.partial ? take_slot() : -1;

@@ -10,6 +10,7 @@
 #include <caf/all.hpp>
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace troupe {
 
@@ -29,7 +30,42 @@ struct running_rank {
   std::optional<rank_state> sequences;
   scheduler_actor scheduler; // rank 0 only
   uint64_t epoch = 0, last_step = 0, cache = 0;
+  tier_disk_actor disk;                                        // may be none
+  std::unordered_map<entry_id, std::vector<std::byte>> coming; // from it, pieces so far
 };
+using self_pointer = rank_actor::stateful_pointer<running_rank>;
+
+constexpr size_t piece_bytes = size_t{1} << 20; // of one message
+
+void send_entry(self_pointer self, const tier_write& what, const std::optional<std::vector<std::byte>>& payload) {
+  const auto bytes = payload ? std::span<const std::byte>(*payload) : std::span<const std::byte>{};
+  tier_save out{self->state.cache, what, payload.has_value(), static_cast<int64_t>(bytes.size()), 0, {}};
+  for (size_t at = 0; at == 0 || at < bytes.size(); at += piece_bytes) {
+    const auto piece = bytes.subspan(at, std::min(piece_bytes, bytes.size() - at));
+    const auto* begin = reinterpret_cast<const uint8_t*>(piece.data());
+    out.offset = static_cast<int64_t>(at);
+    out.bytes.assign(begin, begin + piece.size());
+    self->send(self->state.disk, out);
+  }
+}
+
+void send_orders(self_pointer self, const step_placed& placed) {
+  if (!self->state.disk || (placed.reads.empty() && placed.removes.empty())) return;
+  tier_orders out{self->state.cache, placed.reads, {}};
+  for (const auto id : placed.removes) out.removes.push_back(static_cast<uint64_t>(id));
+  self->send(self->state.disk, std::move(out));
+}
+
+void take_entry(running_rank& s, const tier_arrived& piece) {
+  if (piece.cache != s.cache || !s.parts.weights) return;
+  auto& bytes = s.coming[piece.where.entry];
+  const auto more = std::as_bytes(std::span(piece.bytes));
+  bytes.insert(bytes.end(), more.begin(), more.end());
+  if (static_cast<int64_t>(bytes.size()) < piece.size_bytes) return;
+  // Its checksum was right, so it was written for another shape: what builds on it fails when it is restored.
+  if (const auto why = s.sequences->arrive(piece.where, bytes, *s.parts.weights)) spdlog::error("rank: {}", *why);
+  s.coming.erase(piece.where.entry);
+}
 
 // Every rank runs a row or none does: a rank that lacks it would leave the others waiting in a collective. Adds what
 // other ranks cannot run.
@@ -48,7 +84,10 @@ void agree(running_rank& s, const rank_config& config, const step_plan& plan, st
           {plan.rows[at % n].id, "rank " + std::to_string(at / n) + " lacks what this request's rows need", 503});
 }
 
-step_result run_step(running_rank& s, const rank_config& config, const staging_buffer& records, step_ready& ready) {
+step_result run_step(self_pointer self, const rank_config& config, const staging_buffer& records, step_ready& ready) {
+  auto& s = self->state;
+  rank_state::write_order write;
+  if (s.disk) write = [self](const auto& what, const auto& payload) { send_entry(self, what, payload); };
   auto& plan = ready.placed.plan;
   const auto began = std::chrono::steady_clock::now();
   step_result result{plan.epoch, plan.step, {}, 0, 0};
@@ -58,19 +97,19 @@ step_result run_step(running_rank& s, const rank_config& config, const staging_b
   int64_t n_rows = 0;
   for (const auto& r : plan.rows) n_rows += static_cast<int64_t>(r.tokens.size());
   if (n_rows == 0) {
-    s.sequences->end(ready.placed, {}, weights);
+    s.sequences->end(ready.placed, {}, weights, write);
     return result;
   }
   agree(s, config, plan, failures);
   result.results = s.sequences->run(plan, failures, records.slot(ready.staging, n_rows), weights, result.draft_us);
-  s.sequences->end(ready.placed, failures, weights);
+  s.sequences->end(ready.placed, failures, weights, write);
   result.compute_us =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - began).count();
   return result;
 }
 
-rank_actor::behavior_type behave(rank_actor::stateful_pointer<running_rank> self, rank_config config,
-                                 std::shared_ptr<const staging_buffer> records, std::shared_ptr<counters> numbers) {
+rank_actor::behavior_type behave(self_pointer self, rank_config config, std::shared_ptr<const staging_buffer> records,
+                                 std::shared_ptr<counters> numbers) {
   guard(self);
   self->state.sequences.emplace(sampler_state::vocabulary_rules{config.suppressed, config.eos},
                                 config.rank == 0 || config.drafts);
@@ -85,16 +124,23 @@ rank_actor::behavior_type behave(rank_actor::stateful_pointer<running_rank> self
         if (plan.step == s.last_step) return; // again, from a new engram_fetch
         TROUPE_CHECK(plan.step == ++s.last_step, "all ranks get the same steps in the same order");
         TROUPE_CHECK(s.parts.weights, "system sends no step before every rank has loaded");
-        auto result = run_step(s, config, *records, ready);
+        auto result = run_step(self, config, *records, ready);
+        send_orders(self, ready.placed);
         if (s.scheduler) self->send(s.scheduler, std::move(result));
       },
       [=](image_piece& piece) {
         if (const auto why = self->state.sequences->take(std::move(piece))) spdlog::warn("rank: refused {}", *why);
       },
+      [=](const tier_arrived& piece) { take_entry(self->state, piece); },
       [=](const wiring& w) {
         auto& s = self->state;
         s.sequences->forget_sequences();
-        if (w.cache != s.cache) s.sequences->forget_snapshots();
+        if (w.cache != s.cache) {
+          s.sequences->forget_snapshots();
+          s.coming.clear();
+        }
+        const auto r = static_cast<size_t>(config.rank);
+        s.disk = r < w.disks.size() ? caf::actor_cast<tier_disk_actor>(w.disks[r]) : tier_disk_actor{};
         s.epoch = w.epoch;
         s.cache = w.cache;
         s.last_step = 0;

@@ -4,6 +4,7 @@
 #include "actors/counters.h"
 #include "actors/messages.h"
 #include "actors/staging.h"
+#include "actors/tier_disk.h"
 #include "model/model.h"
 
 #include <caf/fwd.hpp>
@@ -19,7 +20,7 @@ class collective;
 // load_atom: makes the parts on the rank's own thread; an error says what failed. A wiring ends every sequence; weights
 // and images stay, and so do snapshots unless its `cache` is new. A step that comes again is dropped.
 using rank_actor = caf::typed_actor<caf::reacts_to<step_ready>, caf::reacts_to<image_piece>, caf::reacts_to<wiring>,
-                                    caf::replies_to<load_atom>::with<bool>>;
+                                    caf::reacts_to<tier_arrived>, caf::replies_to<load_atom>::with<bool>>;
 
 struct rank_parts {
   rank_parts();

@@ -141,12 +141,15 @@ std::vector<sequence_failure> rank_state::begin(const step_placed& placed, model
   return failures;
 }
 
-void rank_state::end(const step_placed& placed, std::span<const sequence_failure> failures, model& weights) {
+void rank_state::end(const step_placed& placed, std::span<const sequence_failure> failures, model& weights,
+                     const write_order& write) {
   auto saves = placed.saves_after;
   for (const auto& f : failures)
     for (const auto& r : placed.plan.rows)
       if (r.id == f.id) std::erase_if(saves, [&r](const snapshot_save& s) { return s.slot == r.slot; });
   snapshots_.save(saves, weights);
+  if (write)
+    for (const auto& w : placed.writes) write(w, snapshots_.payload(w, weights));
   snapshots_.drop(placed.dropped);
 }
 

@@ -7,6 +7,7 @@
 #include "model/sampling.h"
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -27,8 +28,14 @@ public:
   // Applies all of a step that comes before its rows: snapshots, ends, starts, copies, cached prefixes, new blocks, and
   // the images that its rows show. Returns the sequences that cannot run.
   std::vector<sequence_failure> begin(const step_placed&, model*);
-  // And what comes after them; nothing of the failed ones is saved.
-  void end(const step_placed&, std::span<const sequence_failure>, model&);
+  // And what comes after them; nothing of the failed ones is saved. `write`: shown what goes to disk, nullopt where it
+  // is not here.
+  using write_order = std::function<void(const tier_write&, const std::optional<std::vector<std::byte>>&)>;
+  void end(const step_placed&, std::span<const sequence_failure>, model&, const write_order& write = {});
+  // An entry that was read from disk. A value: why it cannot be what was written.
+  std::optional<std::string> arrive(const tier_read& where, std::span<const std::byte> payload, const model& weights) {
+    return snapshots_.arrive(where, payload, weights);
+  }
   // Runs the rows of all but the failed sequences, samples, verifies drafts and makes new ones (`draft_us`: how long
   // that took). `records`: the side-table rows of all planned rows. One result a planned row, in order.
   std::vector<sequence_result> run(const step_plan&, std::span<const sequence_failure>,

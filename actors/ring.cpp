@@ -12,6 +12,7 @@ std::vector<caf::actor> ring::all() const {
                               caf::actor_cast<caf::actor>(kv_cache)};
   for (const auto& e : engram_fetches) out.push_back(caf::actor_cast<caf::actor>(e));
   for (const auto& r : ranks) out.push_back(caf::actor_cast<caf::actor>(r));
+  for (const auto& d : disks) out.push_back(caf::actor_cast<caf::actor>(d));
   out.push_back(caf::actor_cast<caf::actor>(fan_out));
   return out;
 }
@@ -49,6 +50,14 @@ void spawn_group(caf::actor_system& system, const ring_config& config, std::shar
   for (size_t r = 0; r < out.ranks.size(); ++r) spawn_fetch(system, config, numbers, r, out);
 }
 
+void spawn_disk(caf::actor_system& system, const ring_config& config, std::shared_ptr<counters> numbers, size_t rank,
+                ring& out) {
+  tier_disk_config disk = *config.disk;
+  disk.rank = static_cast<int32_t>(rank);
+  disk.n_ranks = config.n_ranks;
+  out.disks[rank] = spawn_tier_disk(system, std::move(disk), std::move(numbers), config.detached);
+}
+
 kv_cache_actor spawn_kv_cache(caf::actor_system& system, const ring_config& config, std::shared_ptr<counters> numbers) {
   kv_cache_config kv = config.prefix;
   kv.n_blocks = config.limits.n_blocks;
@@ -65,15 +74,18 @@ ring spawn_ring(caf::actor_system& system, const ring_config& config, std::share
   out.scheduler = spawn_scheduler(system, config.limits, numbers);
   spawn_group(system, config, numbers, out);
   out.kv_cache = spawn_kv_cache(system, config, numbers);
+  if (config.disk) out.disks.resize(out.ranks.size());
+  for (size_t r = 0; r < out.disks.size(); ++r) spawn_disk(system, config, numbers, r, out);
   return out;
 }
 
 wiring to_wiring(const ring& r, const generations& g) {
   const auto handle = [](const auto& a) { return caf::actor_cast<caf::strong_actor_ptr>(a); };
-  wiring w{g.epoch,           g.cache, g.ranks, handle(r.journal), handle(r.scheduler), handle(r.kv_cache),
-           handle(r.fan_out), {},      {}};
+  wiring w{g.epoch, g.cache, g.ranks, handle(r.journal), handle(r.scheduler), handle(r.kv_cache), handle(r.fan_out),
+           {},      {},      {}};
   for (const auto& e : r.engram_fetches) w.engram_fetches.push_back(handle(e));
   for (const auto& a : r.ranks) w.rank_actors.push_back(handle(a));
+  for (const auto& d : r.disks) w.disks.push_back(handle(d));
   return w;
 }
 

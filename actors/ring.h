@@ -23,6 +23,7 @@ struct ring_config {
   std::function<rank_parts(int32_t rank)> make_rank; // called on the rank's own thread
   std::function<std::unique_ptr<table_reader>(int32_t rank)> open_tables; // may be empty: no side tables
   std::optional<null_rank_config> null;                                   // instead of make_rank
+  std::optional<tier_disk_config> disk; // of any rank, each gets its own number; none: no disk tier
   std::vector<int32_t> suppressed;
   bool detached = true; // tests: false
 };
@@ -34,6 +35,7 @@ struct ring {
   kv_cache_actor kv_cache;
   std::vector<engram_fetch_actor> engram_fetches; // one a rank
   std::vector<rank_actor> ranks;
+  std::vector<tier_disk_actor> disks;                   // one a rank, or none
   std::vector<std::shared_ptr<staging_buffer>> records; // of each rank; outlives its engram_fetch
   // Every actor of it, in the order of a step.
   std::vector<caf::actor> all() const;
@@ -45,6 +47,7 @@ ring spawn_ring(caf::actor_system&, const ring_config&, std::shared_ptr<const te
 void spawn_group(caf::actor_system&, const ring_config&, std::shared_ptr<counters>, ring&);
 void spawn_fetch(caf::actor_system&, const ring_config&, std::shared_ptr<counters>, size_t rank, ring&);
 kv_cache_actor spawn_kv_cache(caf::actor_system&, const ring_config&, std::shared_ptr<counters>);
+void spawn_disk(caf::actor_system&, const ring_config&, std::shared_ptr<counters>, size_t rank, ring&);
 
 // Which restart this is: see `wiring`. All start at 1.
 struct generations {

@@ -32,6 +32,11 @@ struct settings {
   int64_t kv_memory_bytes = int64_t{2} << 30;
   int64_t snapshot_memory_bytes = int64_t{512} << 20; // prefix cache: window state, of each rank
   int64_t snapshot_interval = 4096;                   // tokens between snapshots of that kind; 0: none of it
+  int64_t host_cache_bytes = int64_t{512} << 20;      // prefix cache: blocks that left the device, of each rank
+  std::string disk_cache_dir;                         // empty: no disk tier
+  int64_t disk_cache_bytes = int64_t{16} << 30;       // of each rank
+  int64_t disk_cache_min_tokens = 512;                // of a prefix that is worth writing
+  int64_t disk_write_bytes_per_hour = int64_t{64} << 30;
   int32_t max_n = 128, max_images = 16;
   int64_t max_body_bytes = int64_t{256} << 20;
   int64_t max_image_bytes = int64_t{20} << 20;

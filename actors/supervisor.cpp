@@ -93,7 +93,7 @@ void finish(self_pointer self) {
   const bool is_group = s.dead.count("rank") > 0;
   ++s.now.epoch;
   if (is_group) ++s.now.ranks;
-  if (is_group || s.dead.count("kv_cache")) ++s.now.cache;
+  if (is_group || s.dead.count("kv_cache") || s.dead.count("tier_disk")) ++s.now.cache;
   s.dead.clear();
   s.at = stage::running;
   wire(s.engine, s.now);
@@ -139,6 +139,11 @@ void spawn_dead(self_pointer self) {
   if (s.dead.count("fan_out")) {
     e.fan_out = spawn_fan_out(system, s.text, s.numbers);
     watch(self, e.fan_out, "fan_out");
+  }
+  for (size_t r = 0; s.dead.count("tier_disk") && r < e.disks.size(); ++r) {
+    if (s.names.count(e.disks[r].id())) continue; // it lives
+    spawn_disk(system, s.config, s.numbers, r, e);
+    watch(self, e.disks[r], "tier_disk");
   }
   if (!s.dead.count("rank")) return finish(self);
   s.at = stage::loading;
@@ -249,6 +254,7 @@ timed_supervisor::behavior_type behave(self_pointer self, ring_config config, ri
   watch(self, s.engine.scheduler, "scheduler");
   watch(self, s.engine.kv_cache, "kv_cache");
   watch(self, s.engine.fan_out, "fan_out");
+  for (const auto& d : s.engine.disks) watch(self, d, "tier_disk");
   watch_group(self);
   self->set_down_handler([=](const caf::down_msg& down) { take_down(self, down); });
   self->set_exit_handler([=](const caf::exit_msg& e) {

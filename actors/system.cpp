@@ -27,7 +27,9 @@ constexpr auto collective_deadline = std::chrono::seconds(60);
 constexpr auto warm_up_deadline = std::chrono::minutes(10);
 constexpr auto stop_deadline = std::chrono::seconds(5);
 constexpr auto answer_deadline = std::chrono::seconds(5);
-constexpr int64_t host_activation_bytes = 4; // the host backend computes in f32
+constexpr auto list_deadline = std::chrono::seconds(5);
+constexpr auto flush_deadline = std::chrono::seconds(10); // of what is on its way to disk
+constexpr int64_t host_activation_bytes = 4;              // the host backend computes in f32
 constexpr int32_t n_prepare_threads = 2;
 constexpr int64_t draft_trial_tokens = 12;      // for each depth: three trial rounds that accept up to four tokens
 constexpr int32_t measured_sizes[] = {2, 4, 8}; // sequences beside each other whose costs are measured at start
@@ -65,6 +67,7 @@ std::string make_fingerprint(const std::string& folder, const settings& s) {
 
 void configure(caf::actor_system_config& config, int32_t n_threads) {
   config.add_message_types<caf::id_block::troupe_ring>();
+  config.add_message_types<caf::id_block::troupe_tiers>();
   config.set("scheduler.policy", caf::atom("sharing"));
   config.set("scheduler.max-threads", static_cast<size_t>(n_threads));
   config.set("scheduler.max-throughput", size_t{300});
@@ -105,6 +108,7 @@ struct runtime::impl {
   rank_parts make_rank(int32_t rank, const batch_limits&);
   void load_parts();
   void warm_up(const batch_limits&);
+  void await_list();
 
   caf::actor_system& system;
   std::shared_ptr<counters> numbers; // also held by net
@@ -180,6 +184,13 @@ kv_cache_config runtime::impl::plan_prefix_cache() const {
   prefix.snapshot_slack = drafts() ? bytes.draft_slack : bytes.snapshot_slack;
   prefix.tail_tokens = c.prefill == "tail" ? c.tail_tokens : -1;
   prefix.fingerprint = make_fingerprint(folder, c);
+  prefix.block_bytes = bytes.per_block;
+  prefix.host_cache_bytes = c.host_cache_bytes;
+  if (!c.disk_cache_dir.empty()) prefix.disk_cache_bytes = c.disk_cache_bytes;
+  prefix.disk_min_tokens = c.disk_cache_min_tokens;
+  prefix.disk_bytes_per_hour = c.disk_write_bytes_per_hour;
+  if (prefix.disk_cache_bytes > 0 && prefix.n_slots() == 0)
+    spdlog::warn("disk_cache_dir: what is on disk comes back through host_cache_mb, which holds no block");
   return prefix;
 }
 
@@ -192,6 +203,9 @@ ring_config runtime::impl::plan_ring(const batch_limits& limits) {
     return config;
   }
   config.prefix = plan_prefix_cache();
+  const auto& c = parts.config;
+  if (!c.disk_cache_dir.empty())
+    config.disk = tier_disk_config{c.disk_cache_dir, config.prefix.fingerprint, 0, n_ranks(), c.disk_cache_bytes};
   if (n_ranks() > 1) config.begin_group = [this] { group = make_host_collectives(n_ranks(), collective_deadline); };
   loaded = std::vector<std::atomic<double>>(static_cast<size_t>(n_ranks()));
   const auto suppressed = parts.text->suppressed_ids();
@@ -239,6 +253,14 @@ void runtime::impl::warm_up(const batch_limits& limits) {
   numbers->forget_traffic();
 }
 
+// Hits begin when the disks are listed; a large one may take longer than a start should.
+void runtime::impl::await_list() {
+  if (parts.config.disk_cache_dir.empty() || is_null()) return;
+  caf::scoped_actor self{system};
+  self->request(engine.kv_cache, list_deadline, flush_atom_v)
+      .receive([](bool) {}, [](const caf::error&) { spdlog::info("cache on disk: still being listed"); });
+}
+
 runtime::runtime(caf::actor_system& system, settings values, std::shared_ptr<counters> numbers,
                  std::function<void(const std::string&)> failed)
     : impl_(std::make_unique<impl>(system, std::move(values), std::move(numbers))) {
@@ -278,6 +300,7 @@ void runtime::load_all() {
   i.numbers->now = phase::warm_up;
   i.numbers->progress = 0;
   i.warm_up(limits);
+  i.await_list();
   i.numbers->progress = 1;
   i.engine = {}; // the supervisor's from now on: what dies is replaced there
   i.is_loaded = true;
@@ -302,6 +325,16 @@ wiring runtime::who() const {
   return out;
 }
 
+// What is on its way to disk arrives.
+void runtime::flush() {
+  try {
+    const auto kv_cache = caf::actor_cast<kv_cache_actor>(who().kv_cache);
+    caf::scoped_actor self{impl_->system};
+    self->request(kv_cache, flush_deadline, flush_atom_v)
+        .receive([](bool) {}, [](const caf::error& e) { throw std::runtime_error(reason(e)); });
+  } catch (const std::runtime_error& e) { spdlog::warn("cache on disk: not all of it was written: {}", e.what()); }
+}
+
 bool runtime::drain(std::chrono::seconds deadline) {
   auto& i = *impl_;
   if (!i.is_loaded) return true;
@@ -311,6 +344,7 @@ bool runtime::drain(std::chrono::seconds deadline) {
   const auto ignore = [](const caf::error&) {};
   self->request(i.supervisor, deadline, drain_begin{}).receive([&](bool ok) { all_ended = ok; }, ignore);
   if (!all_ended) self->request(i.supervisor, answer_deadline, drain_begin{true, {}}).receive([](bool) {}, ignore);
+  if (!i.parts.config.disk_cache_dir.empty() && i.numbers->now != phase::failed) flush();
   return all_ended;
 }
 

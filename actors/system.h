@@ -54,6 +54,7 @@ public:
 
 private:
   void load_all();
+  void flush();
   struct impl;
   std::unique_ptr<impl> impl_;
 };

@@ -87,7 +87,7 @@ TROUPE_FIELDS(client_gone, x.turn)
 TROUPE_FIELDS(turn_failed, x.turn, x.why)
 TROUPE_FIELDS(turn_ended, x.turn, x.usage, x.cause, x.queue_us, x.first_token_us, x.decode_us)
 TROUPE_FIELDS(wiring, x.epoch, x.cache, x.ranks, x.journal, x.scheduler, x.kv_cache, x.fan_out, x.engram_fetches,
-              x.rank_actors)
+              x.rank_actors, x.disks)
 TROUPE_FIELDS(epoch_begun, x.epoch)
 TROUPE_FIELDS(turns_resumed, x.epoch)
 TROUPE_FIELDS(sequence_tail, x.id, x.images, x.tokens, x.end)

@@ -74,6 +74,32 @@ void add_drafts(family_list& out, const counters& n) {
                 static_cast<double>(n.drafts_at[j]), {{"position", std::to_string(j)}});
 }
 
+// Where the prefix cache is and what its disk does.
+void add_tiers(family_list& out, const counters& n) {
+  const auto from = [&](const char* tier, int64_t value) {
+    out.counter("troupe_prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache, by where they were.",
+                static_cast<double>(value), {{"tier", tier}});
+  };
+  from("device", std::max<int64_t>(n.cache_hits - n.cache_hits_memory - n.cache_hits_disk, 0));
+  from("memory", n.cache_hits_memory);
+  from("disk", n.cache_hits_disk);
+  const char* blocks = "KV blocks of the prefix cache that no sequence uses, by tier.";
+  out.gauge("troupe_prefix_cache_blocks", blocks, static_cast<double>(n.blocks_cached), {{"tier", "device"}});
+  out.gauge("troupe_prefix_cache_blocks", blocks, static_cast<double>(n.blocks_in_memory), {{"tier", "memory"}});
+  out.gauge("troupe_prefix_cache_snapshots", "Snapshots of window state in memory.", static_cast<double>(n.snapshots));
+  out.gauge("troupe_disk_cache_bytes", "Bytes of the prefix cache on disk, on each rank.",
+            static_cast<double>(n.disk_bytes));
+  const auto disk = [&](const char* name, const char* help, int64_t value) {
+    out.counter(name, help, static_cast<double>(value));
+  };
+  disk("troupe_disk_cache_writes_total", "Entries written, of all ranks.", n.disk_writes);
+  disk("troupe_disk_cache_written_bytes_total", "Their bytes.", n.disk_bytes_written);
+  disk("troupe_disk_cache_write_errors_total", "Entries that could not be written.", n.disk_write_errors);
+  disk("troupe_disk_cache_reads_total", "Entries read, of all ranks.", n.disk_reads);
+  disk("troupe_disk_cache_read_bytes_total", "Their bytes.", n.disk_bytes_read);
+  disk("troupe_disk_cache_read_errors_total", "Entries that were broken or could not be read.", n.disk_read_errors);
+}
+
 void add_engine(family_list& out, const counters& n, int64_t block_tokens) {
   out.gauge("vllm:num_requests_running", "Sequences in the running steps.", static_cast<double>(n.running));
   out.gauge("vllm:num_requests_waiting", "Turns waiting for a place.", static_cast<double>(n.waiting));
@@ -87,6 +113,7 @@ void add_engine(family_list& out, const counters& n, int64_t block_tokens) {
               static_cast<double>(n.cache_queries));
   out.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
               static_cast<double>(n.cache_hits));
+  add_tiers(out, n);
   out.counter("vllm:num_preemptions_total", "Sequences put back into the queue.", static_cast<double>(n.preemptions));
   out.counter("vllm:prompt_tokens_total", "Prompt tokens computed or found.", static_cast<double>(n.prompt_tokens));
   out.counter("vllm:generation_tokens_total", "Tokens generated.", static_cast<double>(n.generated_tokens));

@@ -12,6 +12,8 @@
 #include <charconv>
 #include <cstring>
 #include <fcntl.h>
+#include <fstream>
+#include <iterator>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -243,6 +245,33 @@ std::optional<tier_error> tier_files::read(uint64_t id, std::vector<std::byte>& 
 void tier_files::remove(uint64_t id) {
   std::error_code none;
   if (lock_ >= 0) fs::remove(path_of(id), none);
+}
+
+std::optional<tier_error> tier_files::write_note(const std::string& name, std::string_view text) {
+  const auto path = own_ / name;
+  if (lock_ < 0) return failure(EBADF, path, "the folder is not open");
+  auto part = path;
+  part += unfinished;
+  const auto all = fmt::format("{:016x}\n{}", tier_header::hash_of(std::as_bytes(std::span(text))), text);
+  descriptor fd(::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (fd.get() < 0) return failure(errno, part, "create");
+  if (const int e = write_all(fd.get(), std::as_bytes(std::span(all)))) return failure(e, part, "write");
+  if (fd.close() != 0 || ::rename(part.c_str(), path.c_str()) != 0) return failure(errno, path, "write");
+  return std::nullopt;
+}
+
+std::string tier_files::read_note(const std::string& name) {
+  constexpr size_t hash_bytes = 17; // sixteen digits and the end of the line
+  if (lock_ < 0) return {};
+  std::ifstream in(own_ / name, std::ios::binary);
+  const std::string all{std::istreambuf_iterator<char>(in), {}};
+  if (all.empty()) return {};
+  const auto text = std::string_view(all).substr(std::min(hash_bytes, all.size()));
+  if (all.substr(0, hash_bytes) != fmt::format("{:016x}\n", tier_header::hash_of(std::as_bytes(std::span(text))))) {
+    spdlog::warn("cache on disk: left out {}: the checksum is wrong", (own_ / name).string());
+    return {};
+  }
+  return std::string(text);
 }
 
 } // namespace troupe

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace troupe {
@@ -55,6 +56,9 @@ public:
   // The payload of an entry, checked. A broken file is removed.
   std::optional<tier_error> read(uint64_t id, std::vector<std::byte>& payload);
   void remove(uint64_t id); // absent ones too
+  // A short text beside the entries, replaced as a whole. Empty: there is none, or a broken one.
+  std::optional<tier_error> write_note(const std::string& name, std::string_view text);
+  std::string read_note(const std::string& name);
 
   int64_t foreign_bytes() const { return foreign_bytes_; } // left by open()
   int64_t bytes_written() const { return bytes_written_; }

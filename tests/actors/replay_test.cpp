@@ -3,10 +3,12 @@
 #include "actors/request.h"
 #include "tests/actors/witness_model.h"
 #include "tests/actors/world.h"
+#include "tests/safetensors_writer.h"
 
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+#include <optional>
 #include <random>
 
 using namespace troupe;
@@ -68,6 +70,9 @@ private:
       c.prefix.snapshot_memory_bytes = static_cast<int64_t>(below(12)) + 1;
       c.prefix.snapshot_interval = static_cast<int64_t>(below(3)) * 8;
       c.prefix.snapshot_slack = witness_model::slack;
+      c.prefix.block_bytes = c.limits.block_tokens * int64_t{sizeof(int32_t)};
+      if (one_in(2)) c.prefix.host_cache_bytes = c.prefix.block_bytes * static_cast<int64_t>(1 + below(30));
+      if (c.prefix.host_cache_bytes > 0 && one_in(4)) plan_disk(c);
     }
     c.make_rank = [this](int32_t rank) {
       rank_parts p;
@@ -76,6 +81,14 @@ private:
       p.weights = std::make_unique<witness_model>(s, tiny_text()->words()->size());
       return p;
     };
+  }
+
+  void plan_disk(ring_config& c) {
+    folder_.emplace();
+    c.prefix.disk_cache_bytes = static_cast<int64_t>(2000 + below(20000));
+    c.prefix.disk_min_tokens = static_cast<int64_t>(1 + below(20));
+    c.prefix.fingerprint = "fp_replay";
+    c.disk = tier_disk_config{folder_->path(), "fp_replay", 0, 1, c.prefix.disk_cache_bytes};
   }
 
   void act() {
@@ -110,9 +123,10 @@ private:
   void kill() {
     --n_kills_;
     const auto who = r_.who();
-    const caf::strong_actor_ptr ring[] = {who.scheduler, who.kv_cache, who.fan_out, who.engram_fetches.back(),
-                                          who.rank_actors.front()};
-    caf::anon_send_exit(ring[below(5)], caf::exit_reason::kill);
+    std::vector<caf::strong_actor_ptr> ring{who.scheduler, who.kv_cache, who.fan_out, who.engram_fetches.back(),
+                                            who.rank_actors.front()};
+    if (!who.disks.empty()) ring.push_back(who.disks.front());
+    caf::anon_send_exit(ring[below(ring.size())], caf::exit_reason::kill);
   }
 
   bool all_ended() const {
@@ -152,6 +166,7 @@ private:
 
   std::mt19937_64 random_;
   bool has_drafts_ = false;
+  std::optional<test::temp_folder> folder_; // of the disk tier
   world w_;
   scripted_ring r_;
   std::vector<client> clients_;

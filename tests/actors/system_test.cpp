@@ -5,6 +5,7 @@
 #include "actors/warm_up.h"
 #include "gpu/collective.h"
 #include "tests/actors/doubles.h"
+#include "tests/safetensors_writer.h"
 
 #include <caf/all.hpp>
 #include <doctest/doctest.h>
@@ -175,6 +176,40 @@ TEST_CASE("runtime: whatever dies under load, clients read what they would have 
     CHECK(l.engine.drain(10s));
     l.engine.stop();
     CHECK(l.system.registry().running() == 0);
+  }
+}
+
+TEST_CASE("O40: what was on disk hits after a restart of the process, and a dead tier_disk costs nothing visible" *
+          doctest::test_suite("slow")) {
+  for (const int32_t n_ranks : {1, 2}) {
+    CAPTURE(n_ranks);
+    const test::temp_folder folder;
+    auto s = quiet();
+    s.ranks = n_ranks;
+    s.disk_cache_dir = folder.path().string();
+    s.disk_cache_min_tokens = 20;
+    const std::string question = "Repeat these words: one, two, three, four, five, six, seven, eight, nine, ten.";
+    std::vector<int32_t> first;
+    for (int life = 0; life < 3; ++life) {
+      CAPTURE(life);
+      live l(s);
+      for (int time = 0; time < 2; ++time) {
+        const auto out = l.ask(question, 24);
+        REQUIRE(out->wait_end());
+        CHECK(out->error.message == "");
+        if (life == 0 && time == 0) first = out->choices.at(0).ids;
+        CHECK(out->choices.at(0).ids == first);
+        if (life + time > 0 && life + time < 3) CHECK(out->usage.cached_tokens == out->usage.prompt_tokens - 1);
+        if (life == 2 && time == 0) // the second request waits for a disk that is new
+          caf::anon_send_exit(l.engine.who().disks.back(), caf::exit_reason::kill);
+        else
+          CHECK((l.numbers->disk_reads > 0) == (life > 0));
+      }
+      CHECK(l.engine.drain(10s));
+      if (life == 0) CHECK(l.numbers->disk_writes >= 2 * n_ranks);
+      l.engine.stop();
+      CHECK(l.system.registry().running() == 0);
+    }
   }
 }
 

@@ -21,7 +21,7 @@ kv_cache_config tiered(int64_t n_snapshots, int64_t n_blocks, int64_t n_slots, i
 struct tiered_ring : bench_ring {
   explicit tiered_ring(const kv_cache_config& c, int32_t chunk = 32, int32_t max_running = 4)
       : bench_ring(c, chunk, max_running) {
-    ledger.restore({}, entry_id{1});
+    ledger.restore({}, {}, entry_id{1});
     check_each_step = true;
   }
 };
@@ -50,7 +50,7 @@ struct restarted_ring : bench_ring {
   restarted_ring(const kv_cache_config& c, const pretend_device& before) : bench_ring(c) {
     device.disk = before.disk;
     device.n_written = before.n_written;
-    ledger.restore(listing(device), next_entry(device));
+    ledger.restore(listing(device), {}, next_entry(device));
     check_each_step = true;
   }
 };
@@ -179,6 +179,29 @@ TEST_CASE("kv_ledger: a broken file is a miss, and the prompt is computed from w
   }
 }
 
+TEST_CASE("kv_ledger: while a prefix is read the other streams run, and nobody else waits") {
+  const auto c = tiered(6, 60, 30, 1 << 20);
+  std::mt19937_64 random(12);
+  const auto prompt = marked(random, 120, 2000);
+  tiered_ring r(c);
+  r.ask(prompt, 2);
+  restarted_ring again(c, r.device);
+  again.admit(marked(random, 20, 3000), 40);
+  again.step();
+  again.admit(prompt, 2);
+  for (size_t n = 1; n < 12; ++n) { // the disk says nothing
+    again.step();
+    CHECK(again.said[sequence_id{100}].size() == n + 1);
+  }
+  again.admit(marked(random, 20, 3001), 5);
+  for (int i = 0; i < 6; ++i) again.step();
+  CHECK(again.said[sequence_id{300}].size() == 5);
+  CHECK(again.n_waits == 0); // every one of these steps had rows to run
+  CHECK(again.said[sequence_id{200}].empty());
+  again.run();
+  CHECK(again.device.n_cached.at(sequence_id{200}) == 119);
+}
+
 TEST_CASE("kv_ledger: a client that leaves while its prefix is read costs nothing but the read") {
   const auto c = tiered(4, 40, 30, 1 << 20);
   std::mt19937_64 random(8);
@@ -201,6 +224,65 @@ TEST_CASE("kv_ledger: a client that leaves while its prefix is read costs nothin
   again.run();
   again.answer();
   CHECK(again.ask(prompt, 2) == 119);
+}
+
+TEST_CASE("kv_ledger: a pinned prefix stays through anything, until it is unpinned") {
+  for (const int64_t disk_bytes : {0, 20000}) {
+    CAPTURE(disk_bytes);
+    tiered_ring r(tiered(10, 40, 40, disk_bytes));
+    std::mt19937_64 random(9);
+    const auto kept = marked(random, 100, 2000);
+    CHECK(r.ledger.pin("system", {kept, {}, ""}).value().find("sent once") != std::string::npos);
+    r.ask(kept, 2);
+    CHECK_FALSE(r.ledger.pin("system", {kept, {}, ""}));
+    const auto all = r.ledger.index().pins();
+    REQUIRE(all.size() == 1);
+    CHECK(all[0].name == "system");
+    CHECK(all[0].n_tokens == 99);
+    CHECK(all[0].n_blocks == 13);
+    for (int i = 0; i < 60; ++i) r.ask(marked(random, 30 + i * 3, 3000 + i), 2);
+    CHECK(r.ask(kept, 2) == 99);
+    CHECK(r.ledger.unpin("system"));
+    CHECK_FALSE(r.ledger.unpin("system"));
+    for (int i = 0; i < 60; ++i) r.ask(marked(random, 30 + i * 3, 4000 + i), 2);
+    CHECK(r.ask(kept, 2) == 0);
+  }
+}
+
+TEST_CASE("kv_ledger: pins above their part of the budget are refused by name, and the old pin stays") {
+  tiered_ring r(tiered(10, 80, 40, 0)); // 20 blocks may be pinned
+  std::mt19937_64 random(10);
+  const auto small = marked(random, 100, 2000), large = marked(random, 200, 2001);
+  r.ask(small, 2);
+  r.ask(large, 2);
+  CHECK_FALSE(r.ledger.pin("a", {small, {}, ""}));
+  const auto why = r.ledger.pin("a", {large, {}, ""});
+  REQUIRE(why);
+  CHECK(why->find("at most 20 blocks") != std::string::npos);
+  CHECK(why->find("found 25") != std::string::npos);
+  CHECK(r.ledger.index().pins().at(0).n_tokens == 99);
+  CHECK(r.ledger.pin("b\nc", {small, {}, ""}).has_value());
+  for (int i = 0; i < 4; ++i) CHECK_FALSE(r.ledger.pin("n" + std::to_string(i), {small, {}, ""})); // the same blocks
+  CHECK(r.ledger.pin("one more", {small, {}, ""}).value().find("half of the snapshots") != std::string::npos);
+}
+
+TEST_CASE("kv_ledger: pins outlive a restart, and what they hold stays on disk") {
+  const auto c = tiered(10, 40, 40, 20000);
+  std::mt19937_64 random(11);
+  const auto kept = marked(random, 100, 2000);
+  tiered_ring r(c);
+  r.ask(kept, 2);
+  CHECK_FALSE(r.ledger.pin("system", {kept, {}, ""}));
+  for (int i = 0; i < 10; ++i) r.ask(marked(random, 60, 3000 + i), 2);
+  const auto pin = r.ledger.index().pins().at(0);
+  CHECK(pin.entry != entry_id{});
+  bench_ring again(c);
+  again.device.disk = r.device.disk;
+  again.ledger.restore(listing(again.device), {}, next_entry(again.device), {{"system", pin.entry}});
+  again.check_each_step = true;
+  CHECK(again.ledger.index().pins().at(0).n_tokens == 99);
+  for (int i = 0; i < 60; ++i) again.ask(marked(random, 30 + i * 3, 4000 + i), 2);
+  CHECK(again.ask(kept, 2) == 99);
 }
 
 TEST_CASE("kv_ledger: random turns, failures and restarts over small tiers never show wrong content") {
@@ -229,6 +311,13 @@ TEST_CASE("kv_ledger: random turns, failures and restarts over small tiers never
           if (prompt.size() > 100) prompt.resize(100);
           r.admit(prompt, pick(1, 12), static_cast<int>(pick(1, 3)), pick(0, 5) == 0 ? "salt" : "");
           past.push_back(prompt);
+        }
+        if (pick(0, 9) == 0) {
+          const auto name = std::to_string(pick(0, 3));
+          if (pick(0, 1) == 0)
+            r.ledger.unpin(name);
+          else
+            (void)r.ledger.pin(name, {past[random() % past.size()], {}, ""});
         }
         if (pick(0, 19) == 0)
           r.policy.cancel(turn_id{static_cast<uint64_t>(pick(1, 1 + static_cast<int64_t>(r.last_turn)))});

@@ -1,5 +1,6 @@
 // Every message that may cross hosts survives a serialiser, field by field.
 #include "actors/messages.h"
+#include "actors/tier_messages.h"
 
 #include <caf/all.hpp>
 #include <doctest/doctest.h>
@@ -130,4 +131,25 @@ TEST_CASE_FIXTURE(wire_world, "wire: tokens, ends and side inputs") {
   s.n_ended = {1, 2, 3, 4, 5};
   s.draining = true;
   CHECK(round_trip(s).n_ended == s.n_ended);
+}
+
+TEST_CASE_FIXTURE(wire_world, "wire: entries of the disk tier and pins") {
+  const tier_write what{entry_id{10}, entry_id{8}, 128, 3, "salt", {1, 2}, snapshot_id{4}, 5, -1};
+  const auto save = round_trip(tier_save{2, what, true, 9, 3, {7, 8}});
+  CHECK(save.what.symbols == what.symbols);
+  CHECK(save.what.slot == -1);
+  CHECK(save.bytes == std::vector<uint8_t>{7, 8});
+  CHECK(round_trip(tier_orders{2, {{entry_id{9}, snapshot_id{4}, 3}}, {5}}).reads.at(0).slot == 3);
+  CHECK(round_trip(tier_arrived{2, {entry_id{9}, snapshot_id{4}, 3}, 9, 0, {1}}).where.entry == entry_id{9});
+  CHECK(round_trip(tier_done{2, {{entry_id{9}, true, true}}}).results.at(0).is_done);
+  const tier_listed list{2, {{entry_id{9}, entry_id{1}, true, 70, 2, "s", {3}}}, true, false, {{"name", entry_id{9}}}};
+  CHECK(round_trip(list).entries.at(0).n_tokens == 70);
+  CHECK(round_trip(list).pins.at(0).name == "name");
+  CHECK_FALSE(round_trip(list).is_open);
+  round_trip(tier_wiring{2, nullptr, nullptr});
+  CHECK(round_trip(tier_pins{2, {{"name", entry_id{9}}}}).pins.at(0).entry == entry_id{9});
+  CHECK(round_trip(pin_prefix{"name", {1}, {{3, 4, 5, 1}}, "salt"}).images.at(0).grid_w == 5);
+  CHECK(round_trip(pin_answer{7, "why"}).n_tokens == 7);
+  CHECK(round_trip(unpin_prefix{"name"}).name == "name");
+  CHECK(round_trip(pin_list{{{"name", 7, 2, true}}}).prefixes.at(0).is_on_disk);
 }

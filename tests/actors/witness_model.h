@@ -35,6 +35,19 @@ public:
     std::memcpy(tokens.data(), from.data(), from.size());
   }
   void copy_block(int32_t from, int32_t to) override { blocks_[to] = blocks_[from]; }
+  int64_t block_bytes() const override { return info().block_tokens * int64_t{sizeof(int32_t)}; }
+  void save_block(int32_t block, std::vector<std::byte>& to) override {
+    auto& tokens = blocks_[block];
+    tokens.resize(static_cast<size_t>(info().block_tokens), -1);
+    to.resize(static_cast<size_t>(block_bytes()));
+    std::memcpy(to.data(), tokens.data(), to.size());
+  }
+  void load_block(int32_t block, std::span<const std::byte> from) override {
+    if (static_cast<int64_t>(from.size()) != block_bytes()) throw std::runtime_error("a block of another length");
+    auto& tokens = blocks_[block];
+    tokens.resize(static_cast<size_t>(info().block_tokens));
+    std::memcpy(tokens.data(), from.data(), from.size());
+  }
 
 private:
   void check(const sequence_rows& r) {

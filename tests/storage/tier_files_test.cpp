@@ -195,3 +195,20 @@ TEST_CASE("tier_files: a folder that cannot be made or is taken is refused by na
   REQUIRE(why);
   CHECK(why->error == ENOTDIR);
 }
+
+TEST_CASE("tier_files: a note is replaced as a whole, and a broken one is none") {
+  disk d;
+  auto files = d.open();
+  CHECK(files->read_note("pins").empty());
+  CHECK_FALSE(files->write_note("pins", "1 a\n"));
+  CHECK_FALSE(files->write_note("pins", "2 b b\n3 c\n"));
+  CHECK(files->read_note("pins") == "2 b b\n3 c\n");
+  CHECK(files->scan().empty());
+  const auto path = files->path_of(0).parent_path().parent_path() / "pins";
+  flip(path, 20);
+  CHECK(files->read_note("pins").empty());
+  fs::resize_file(path, 3);
+  CHECK(files->read_note("pins").empty());
+  CHECK_FALSE(files->write_note("pins", ""));
+  CHECK(files->read_note("pins").empty());
+}

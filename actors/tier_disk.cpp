@@ -1,0 +1,189 @@
+// Beside the ring: entries of the prefix cache to files and back. What the disk refuses is told, never thrown.
+#include "actors/tier_disk.h"
+
+#include "actors/guard.h"
+#include "actors/kv_cache.h"
+#include "actors/rank.h"
+#include "storage/check.h"
+#include "storage/tier_files.h"
+
+#include <caf/all.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <sstream>
+#include <unordered_map>
+
+namespace troupe {
+
+namespace {
+
+constexpr size_t piece_bytes = size_t{1} << 20;
+constexpr size_t listed_at_once = 1000; // entries of one message: about half a MiB
+constexpr size_t results_at_once = 16;  // kv_cache may hold a step until it hears something
+
+struct disk_state {
+  static inline const char* name = "tier_disk";
+  std::optional<tier_files> files;
+  bool is_open = false, is_failing = false;
+  uint64_t cache = 0;
+  rank_actor rank;
+  kv_cache_actor kv_cache;
+  std::unordered_map<entry_id, std::vector<std::byte>> coming; // pieces so far
+  tier_done done;
+};
+using self_pointer = tier_disk_actor::stateful_pointer<disk_state>;
+
+void tell(self_pointer self) {
+  auto& s = self->state;
+  if (s.done.results.empty()) return;
+  s.done.cache = s.cache;
+  self->send(s.kv_cache, std::exchange(s.done, {}));
+}
+
+// One a line: the entry's number, then the name.
+void write_pins(tier_files& files, const std::vector<tier_pin>& pins) {
+  std::string text;
+  for (const auto& p : pins) text += std::to_string(static_cast<uint64_t>(p.entry)) + ' ' + p.name + '\n';
+  if (const auto why = files.write_note("pins", text)) spdlog::warn("cache on disk: {}", why->what);
+}
+
+std::vector<tier_pin> read_pins(tier_files& files) {
+  std::vector<tier_pin> out;
+  std::istringstream lines(files.read_note("pins"));
+  uint64_t entry = 0;
+  for (std::string name; lines >> entry && std::getline(lines >> std::ws, name);)
+    out.push_back({name, entry_id{entry}});
+  return out;
+}
+
+void list(self_pointer self) {
+  auto& s = self->state;
+  tier_listed out{s.cache, {}, false, s.is_open, {}};
+  for (auto& e : s.files->scan()) {
+    out.entries.push_back({entry_id{e.id}, entry_id{e.parent}, e.kind == 1, e.n_tokens, e.floor, std::move(e.salt),
+                           std::move(e.symbols)});
+    if (out.entries.size() < listed_at_once) continue;
+    self->send(s.kv_cache, std::move(out));
+    out = {s.cache, {}, false, s.is_open, {}};
+  }
+  out.is_last = true;
+  out.pins = read_pins(*s.files);
+  self->send(s.kv_cache, std::move(out));
+}
+
+void begin(self_pointer self, const tier_disk_config& config, const tier_wiring& w) {
+  auto& s = self->state;
+  s.cache = w.cache;
+  s.rank = caf::actor_cast<rank_actor>(w.rank);
+  s.kv_cache = caf::actor_cast<kv_cache_actor>(w.kv_cache);
+  s.coming.clear();
+  s.done = {};
+  if (!s.files) {
+    s.files.emplace(tier_folder{config.folder / ("rank-" + std::to_string(config.rank)), config.fingerprint,
+                                config.rank, config.n_ranks, config.max_bytes / 2});
+    const auto why = s.files->open();
+    s.is_open = !why;
+    if (why) spdlog::error("cache on disk: off: {}", why->what);
+  }
+  list(self);
+}
+
+void write(self_pointer self, const tier_write& what, std::span<const std::byte> payload, counters& numbers) {
+  auto& s = self->state;
+  tier_entry e;
+  e.id = static_cast<uint64_t>(what.entry);
+  e.parent = static_cast<uint64_t>(what.parent);
+  e.kind = what.snapshot != snapshot_id{} ? 1 : 0;
+  e.n_tokens = what.n_tokens;
+  e.floor = what.floor;
+  e.salt = what.salt;
+  e.symbols = what.symbols;
+  e.payload_bytes = static_cast<int64_t>(payload.size());
+  const auto why = s.files->write(e, payload);
+  if (why) ++numbers.disk_write_errors;
+  if (why && !s.is_failing) spdlog::error("cache on disk: no more writes for now: {}", why->what);
+  if (!why && s.is_failing) spdlog::info("cache on disk: writes go on");
+  s.is_failing = why.has_value();
+  if (!why) {
+    ++numbers.disk_writes;
+    numbers.disk_bytes_written += static_cast<int64_t>(payload.size());
+  }
+  s.done.results.push_back({what.entry, true, !why});
+}
+
+void take(self_pointer self, const tier_save& piece, counters& numbers) {
+  auto& s = self->state;
+  const auto entry = piece.what.entry;
+  if (!piece.is_there || !s.is_open) {
+    s.done.results.push_back({entry, true, false});
+    return tell(self);
+  }
+  auto& bytes = s.coming[entry];
+  TROUPE_CHECK(piece.offset == static_cast<int64_t>(bytes.size()), "pieces of an entry come in order");
+  const auto more = std::as_bytes(std::span(piece.bytes));
+  bytes.insert(bytes.end(), more.begin(), more.end());
+  if (static_cast<int64_t>(bytes.size()) < piece.size_bytes) return;
+  write(self, piece.what, bytes, numbers);
+  s.coming.erase(entry);
+  tell(self);
+}
+
+void read(self_pointer self, const tier_read& where, std::vector<std::byte>& payload, counters& numbers) {
+  auto& s = self->state;
+  std::optional<tier_error> why;
+  if (s.is_open) why = s.files->read(static_cast<uint64_t>(where.entry), payload);
+  const bool is_there = s.is_open && !why;
+  if (why) {
+    ++numbers.disk_read_errors;
+    spdlog::warn("cache on disk: {}", why->what);
+  }
+  for (size_t at = 0; is_there && at < payload.size(); at += piece_bytes) {
+    const size_t n = std::min(piece_bytes, payload.size() - at);
+    tier_arrived out{s.cache, where, static_cast<int64_t>(payload.size()), static_cast<int64_t>(at), {}};
+    out.bytes.resize(n);
+    std::memcpy(out.bytes.data(), payload.data() + at, n);
+    self->send(s.rank, std::move(out));
+  }
+  if (is_there) {
+    ++numbers.disk_reads;
+    numbers.disk_bytes_read += static_cast<int64_t>(payload.size());
+  }
+  s.done.results.push_back({where.entry, false, is_there});
+}
+
+tier_disk_actor::behavior_type behave(self_pointer self, tier_disk_config config, std::shared_ptr<counters> numbers) {
+  guard(self);
+  return {
+      [=](const tier_wiring& w) { begin(self, config, w); },
+      [=](const tier_save& piece) {
+        if (piece.cache == self->state.cache) take(self, piece, *numbers);
+      },
+      [=](const tier_pins& p) {
+        if (p.cache == self->state.cache && self->state.is_open) write_pins(*self->state.files, p.pins);
+      },
+      [=](const tier_orders& orders) {
+        auto& s = self->state;
+        if (orders.cache != s.cache) return;
+        if (s.is_open)
+          for (const auto id : orders.removes) s.files->remove(id);
+        std::vector<std::byte> payload;
+        for (const auto& r : orders.reads) {
+          read(self, r, payload, *numbers);
+          if (s.done.results.size() >= results_at_once) tell(self);
+        }
+        tell(self);
+      },
+  };
+}
+
+} // namespace
+
+tier_disk_actor spawn_tier_disk(caf::actor_system& system, tier_disk_config config, std::shared_ptr<counters> numbers,
+                                bool detached) {
+  if (detached) return system.spawn<caf::detached>(behave, std::move(config), std::move(numbers));
+  return system.spawn(behave, std::move(config), std::move(numbers));
+}
+
+} // namespace troupe
