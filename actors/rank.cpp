@@ -89,7 +89,7 @@ step_result run_step(self_pointer self, const rank_config& config, const staging
   rank_state::write_order write;
   if (s.disk) write = [self](const auto& what, const auto& payload) { send_entry(self, what, payload); };
   auto& plan = ready.placed.plan;
-  const auto began = std::chrono::steady_clock::now();
+  const auto began = self->clock().now();
   step_result result{plan.epoch, plan.step, {}, 0, 0};
   auto& weights = *s.parts.weights;
   auto failures = s.sequences->begin(ready.placed, &weights);
@@ -103,8 +103,7 @@ step_result run_step(self_pointer self, const rank_config& config, const staging
   agree(s, config, plan, failures);
   result.results = s.sequences->run(plan, failures, records.slot(ready.staging, n_rows), weights, result.draft_us);
   s.sequences->end(ready.placed, failures, weights, write);
-  result.compute_us =
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - began).count();
+  result.compute_us = std::chrono::duration_cast<std::chrono::microseconds>(self->clock().now() - began).count();
   return result;
 }
 
@@ -112,7 +111,7 @@ rank_actor::behavior_type behave(self_pointer self, rank_config config, std::sha
                                  std::shared_ptr<counters> numbers) {
   guard(self);
   self->state.sequences.emplace(sampler_state::vocabulary_rules{config.suppressed, config.eos},
-                                config.rank == 0 || config.drafts);
+                                config.rank == 0 || config.drafts, [self] { return self->clock().now(); });
   return {
       [=](step_ready& ready) {
         auto& s = self->state;

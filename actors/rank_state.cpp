@@ -255,9 +255,9 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     if (!out.tokens.empty()) out.n_tokens += static_cast<int64_t>(out.tokens.size()) - 1;
     at += n;
   }
-  const auto began = std::chrono::steady_clock::now();
+  const auto began = now_();
   draft(plan, results, weights);
-  draft_us = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - began).count();
+  draft_us = std::chrono::duration_cast<std::chrono::microseconds>(now_() - began).count();
   return results;
 }
 

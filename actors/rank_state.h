@@ -6,6 +6,7 @@
 #include "model/model.h"
 #include "model/sampling.h"
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,8 +21,10 @@ namespace troupe {
 // One thread. Device resources of images are released through the model given to each call.
 class rank_state {
 public:
-  explicit rank_state(sampler_state::vocabulary_rules rules, bool samples)
-      : rules_(std::move(rules)), samples_(samples) {}
+  using clock = std::function<std::chrono::steady_clock::time_point()>;
+  // `now`: what measures drafts; the actor's clock, so that virtual time gives the same figures again.
+  explicit rank_state(sampler_state::vocabulary_rules rules, bool samples, clock now = std::chrono::steady_clock::now)
+      : rules_(std::move(rules)), samples_(samples), now_(std::move(now)) {}
 
   // Pixels of an image; a piece that does not fit what came before is refused with a reason.
   std::optional<std::string> take(image_piece&&);
@@ -77,6 +80,7 @@ private:
   snapshot_store snapshots_;
   sampler_state::vocabulary_rules rules_;
   bool samples_;
+  clock now_;
   std::unordered_map<sequence_id, sequence> sequences_;
   std::map<image_key, size_t> image_of_; // sequence and index -> key in images_
   std::unordered_map<size_t, image> images_;

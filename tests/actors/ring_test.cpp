@@ -289,8 +289,12 @@ TEST_CASE("ring: what an older epoch sent is dropped and counted") {
   step_plan plan;
   plan.epoch = 9;
   caf::anon_send(r.engine.kv_cache, plan);
-  caf::anon_send(r.engine.engram_fetches[0], step_placed{plan, {}, {}, {}, {}, {}, {}});
-  caf::anon_send(r.engine.ranks[0], step_ready{{plan, {}, {}, {}, {}, {}, {}}, 0, {}});
+  step_placed placed;
+  placed.plan = plan;
+  caf::anon_send(r.engine.engram_fetches[0], placed);
+  step_ready ready;
+  ready.placed = placed;
+  caf::anon_send(r.engine.ranks[0], ready);
   w.run();
   CHECK(r.numbers->dropped_messages == 4);
   const auto out = sink();

@@ -15,9 +15,9 @@ tier_stored entry(uint64_t id, uint64_t parent = 0) {
 
 TEST_CASE("tier_census: an entry counts when all ranks have it, the others are strays") {
   tier_census c(2);
-  CHECK_FALSE(c.take(tier_listed{1, {entry(1), entry(2)}, false}));
-  CHECK_FALSE(c.take(tier_listed{1, {entry(1), entry(7)}, true}));
-  const auto found = c.take(tier_listed{1, {entry(3)}, true});
+  CHECK_FALSE(c.take(tier_listed{1, {entry(1), entry(2)}, false, true, {}}));
+  CHECK_FALSE(c.take(tier_listed{1, {entry(1), entry(7)}, true, true, {}}));
+  const auto found = c.take(tier_listed{1, {entry(3)}, true, true, {}});
   REQUIRE(found);
   REQUIRE(found->entries.size() == 1);
   CHECK(found->entries[0].entry == entry_id{1});
@@ -27,8 +27,8 @@ TEST_CASE("tier_census: an entry counts when all ranks have it, the others are s
 
 TEST_CASE("tier_census: entries of one number that differ are strays on both ranks") {
   tier_census c(2);
-  c.take(tier_listed{1, {entry(1)}, true});
-  const auto found = c.take(tier_listed{1, {entry(1, 5)}, true});
+  c.take(tier_listed{1, {entry(1)}, true, true, {}});
+  const auto found = c.take(tier_listed{1, {entry(1, 5)}, true, true, {}});
   REQUIRE(found);
   CHECK(found->entries.empty());
   CHECK(found->strays.size() == 1);

@@ -23,7 +23,7 @@ using tokens = std::vector<int32_t>;
 
 struct tier_settings {
   int64_t n_blocks = 260, n_slots = 260, n_snapshots = 50;
-  fs::path folder; // empty: no disk
+  fs::path folder{}; // empty: no disk
   int64_t disk_bytes = int64_t{1} << 30;
   int32_t chunk = 512;
 };

@@ -53,7 +53,8 @@ public:
   }
   // The one in flight, to its end.
   void finish() {
-    if (client_) client_->read_text("data: [DONE]\n\n\r\n0\r\n\r\n", 60000);
+    if (!client_) return; // a new one would be left alone, its connection open
+    client_->read_text("data: [DONE]\n\n\r\n0\r\n\r\n", 60000);
     step();
   }
   int n_sung = 0, n_wrong = 0;
