@@ -78,7 +78,7 @@ api_error no_room() { return make_error(503, "The server holds as many request b
 } // namespace
 
 session::session(asio::ip::tcp::socket socket, service& shared, asio::thread_pool& desk)
-    : socket_(std::move(socket)), shared_(shared), desk_(desk), deadline_(socket_.get_executor()),
+    : socket_(std::move(socket)), reader_(socket_), shared_(shared), desk_(desk), deadline_(socket_.get_executor()),
       event_(socket_.get_executor()), ticker_(socket_.get_executor()) {
   event_.expires_at(clock::time_point::max());
 }
@@ -184,7 +184,7 @@ session::task<void> session::read_first_bytes(error_code& ec) {
     }
     if (!seen.empty() && seen != "\r") co_return;
     const size_t n =
-        co_await socket_.async_read_some(buffer_.prepare(4096), asio::redirect_error(asio::use_awaitable, ec));
+        co_await reader_.async_read_some(buffer_.prepare(4096), asio::redirect_error(asio::use_awaitable, ec));
     buffer_.commit(n);
     idle_ = idle_ && n == 0;
   }
@@ -222,7 +222,7 @@ session::task<session::read_result> session::read_head() {
   arm(std::chrono::seconds(shared_.config().read_timeout_s));
   idle_ = buffer_.size() == 0;
   co_await read_first_bytes(ec);
-  if (!ec) co_await http::async_read_header(socket_, buffer_, *parser_, asio::redirect_error(asio::use_awaitable, ec));
+  if (!ec) co_await http::async_read_header(reader_, buffer_, *parser_, asio::redirect_error(asio::use_awaitable, ec));
   idle_ = false;
   deadline_round_++;
   asked_at_ = clock::now();
@@ -238,7 +238,7 @@ session::task<session::read_result> session::read_body() {
   error_code ec;
   while (!parser_->is_done()) {
     arm(std::chrono::seconds(shared_.config().read_timeout_s));
-    co_await http::async_read_some(socket_, buffer_, *parser_, asio::redirect_error(asio::use_awaitable, ec));
+    co_await http::async_read_some(reader_, buffer_, *parser_, asio::redirect_error(asio::use_awaitable, ec));
     deadline_round_++;
     if (ec) {
       answer_.keep_alive = false;
@@ -363,7 +363,7 @@ session::task<void> session::linger() {
   arm(linger_time);
   std::array<char, 16384> sink;
   while (!ec && !timed_out_)
-    co_await socket_.async_read_some(asio::buffer(sink), asio::redirect_error(asio::use_awaitable, ec));
+    co_await reader_.async_read_some(asio::buffer(sink), asio::redirect_error(asio::use_awaitable, ec));
   deadline_round_++;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "net/connection.h"
+#include "net/eof_reader.h"
 #include "net/http_head.h"
 #include "net/http_parser.h"
 #include "net/outbox.h"
@@ -75,6 +76,7 @@ private:
   bool expects_continue() const; // Precondition: the head was read
 
   boost::asio::ip::tcp::socket socket_;
+  eof_reader reader_;
   service& shared_;
   boost::asio::thread_pool& desk_;
   boost::asio::steady_timer deadline_, event_, ticker_;

@@ -86,7 +86,7 @@ void session::half_close() {
 void session::watch() {
   if (watching_ || half_closed_ || !in_turn_ || buffer_.size() >= max_pipelined_bytes) return;
   watching_ = true;
-  socket_.async_read_some(buffer_.prepare(4096), [self = shared_from_this()](error_code ec, size_t n) {
+  reader_.async_read_some(buffer_.prepare(4096), [self = shared_from_this()](error_code ec, size_t n) {
     self->watching_ = false;
     self->buffer_.commit(n);
     if (ec == asio::error::eof && self->in_turn_ && self->shared_.config().half_close_grace_s > 0)

@@ -34,8 +34,8 @@ struct live_engine {
   uint16_t port() const { return listener->port(); }
   // Nothing runs, waits, is prepared or read; every block is free or cached.
   bool is_idle() const;
-  // Until then, or the deadline.
-  bool wait_idle(std::chrono::seconds deadline = std::chrono::seconds(60)) const;
+  // Until then, or the deadline, which is below the read timeout: nothing that only that ends has a place here.
+  bool wait_idle(std::chrono::seconds deadline = std::chrono::seconds(40)) const;
   bool wait_turns_end(std::chrono::seconds deadline = std::chrono::seconds(60)) const; // sockets may stay
   std::string describe() const;                                                        // what keeps it from being idle
   std::string metrics() const;                                                         // over HTTP

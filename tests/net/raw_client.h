@@ -30,6 +30,7 @@ public:
   bool has_come(std::string_view text);                                // so far; does not wait
   bool reads_end(int deadline_ms = 5000);                              // the server closed
   raw_response response(bool is_head = false, int deadline_ms = 5000); // status 0: none came
+  void send_and_close(std::string_view bytes);                         // the end rides in the segment of the last bytes
   void shutdown_write();
   void reset(); // closes with RST
   void close();
