@@ -10,19 +10,19 @@ using namespace troupe;
 
 namespace {
 
-using step_cost = std::function<int64_t(int64_t n_sequences, int64_t n_rows)>;
+using cost_of_step = std::function<int64_t(int64_t n_sequences, int64_t n_rows)>;
 
 // Sequences whose drafts are right with a fixed probability, on a device with a given cost.
 struct played {
   draft_policy policy;
   std::vector<sequence_drafts> sequences;
   double right = 0.9, says = 0.9; // the truth, and what the confidence head believes
-  step_cost step;
+  cost_of_step step;
   int64_t draft_us = 0;
   std::mt19937 random{7};
   int64_t n_tokens = 0, n_us = 0, n_drafts = 0;
 
-  played(draft_limits l, size_t n, step_cost cost, int64_t drafting)
+  played(draft_limits l, size_t n, cost_of_step cost, int64_t drafting)
       : policy(l), sequences(n), step(std::move(cost)), draft_us(drafting) {}
 
   void round() {
@@ -59,7 +59,7 @@ struct played {
   }
 };
 
-double rate_at(int32_t depth, double right, size_t n, const step_cost& cost, int64_t draft_us) {
+double rate_at(int32_t depth, double right, size_t n, const cost_of_step& cost, int64_t draft_us) {
   played p({5, depth, false}, n, cost, draft_us);
   if (depth == 0) p.policy = draft_policy({0, 0, true});
   p.right = right;
@@ -90,7 +90,7 @@ TEST_CASE("draft_policy: no fixed depth is faster, at any acceptance, batch and 
   for (const size_t n : {size_t{1}, size_t{4}, size_t{32}})
     for (const double right : {0.3, 0.7, 0.95})
       for (const int64_t per_row : {20, 1'000, 4'000}) {
-        const step_cost cost = [=](int64_t, int64_t rows) { return 5'000 + per_row * rows; };
+        const cost_of_step cost = [=](int64_t, int64_t rows) { return 5'000 + per_row * rows; };
         const int64_t drafting = 300 + static_cast<int64_t>(n) * per_row / 8;
         played p({5, 5, true}, n, cost, drafting);
         p.right = p.says = right;

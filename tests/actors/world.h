@@ -1,6 +1,7 @@
 // Actors under CAF's testing scheduler: nothing runs until told, time moves by advance() only; every message is traced.
 #pragma once
 
+#include "actors/request.h"
 #include "actors/ring.h"
 #include "actors/supervisor.h"
 #include "actors/system.h"
