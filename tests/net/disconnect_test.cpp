@@ -19,12 +19,6 @@ using namespace troupe;
 
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool memory_is_plain = false;
-#else
-constexpr bool memory_is_plain = true;
-#endif
-
 constexpr size_t n_at_once = 32;
 
 // A tool call in the middle of what the model says, so that some clients leave inside it.

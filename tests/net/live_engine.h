@@ -17,6 +17,13 @@
 
 namespace troupe {
 
+// A sanitizer keeps what was freed, so bytes say nothing under it.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool memory_is_plain = false;
+#else
+inline constexpr bool memory_is_plain = true;
+#endif
+
 struct live_engine {
   settings config;     // before start()
   batch_limits limits; // the same
