@@ -48,6 +48,14 @@ void admit(self_pointer self, turn_id id) {
   caf::send_as(s.askers.at(id), s.scheduler, std::move(*what));
 }
 
+// Of a resume: at once, or when the ranks have its images.
+void bring_back(self_pointer self, turn_id id) {
+  auto& s = self->state;
+  if (!s.turns.has_images(id) || s.turns.images_at(id) == s.at_ranks) return admit(self, id);
+  s.without_images.insert(id);
+  self->send(s.askers.at(id), images_wanted{id, s.at_ranks});
+}
+
 void admit_suspect(self_pointer self) {
   auto& s = self->state;
   if (s.is_waiting) return;
@@ -56,12 +64,7 @@ void admit_suspect(self_pointer self) {
     if (s.suspects.empty()) return;
     s.suspect = *s.suspects.begin();
     s.suspects.erase(s.suspects.begin());
-    if (s.turns.has_images(s.suspect) && s.turns.images_at(s.suspect) != s.at_ranks) {
-      s.without_images.insert(s.suspect);
-      self->send(s.askers.at(s.suspect), images_wanted{s.suspect, s.at_ranks});
-    } else {
-      admit(self, s.suspect);
-    }
+    bring_back(self, s.suspect);
   }
 }
 
@@ -71,6 +74,13 @@ void end_resume(self_pointer self) {
   if (!s.is_resuming || !s.without_images.empty() || !s.suspects.empty()) return;
   s.is_resuming = false;
   self->send(s.scheduler, turns_resumed{s.epoch});
+}
+
+// A resume does not wait for this turn.
+void leave_out(self_pointer self, turn_id id) {
+  self->state.without_images.erase(id);
+  self->state.suspects.erase(id);
+  end_resume(self);
 }
 
 void begin(self_pointer self, turn_begin& b) {
@@ -116,9 +126,7 @@ void cancel(self_pointer self, turn_id id) {
   s.turns.cancel(id);
   self->send(s.scheduler, client_gone{id});
   self->send(s.fan_out, client_gone{id});
-  s.without_images.erase(id);
-  s.suspects.erase(id);
-  end_resume(self);
+  leave_out(self, id);
 }
 
 void fail(self_pointer self, const turn_failed& f) {
@@ -126,9 +134,7 @@ void fail(self_pointer self, const turn_failed& f) {
   s.turns.fail(f.turn, f.why);
   self->send(s.scheduler, client_gone{f.turn});
   self->send(s.fan_out, f);
-  s.without_images.erase(f.turn);
-  s.suspects.erase(f.turn);
-  end_resume(self);
+  leave_out(self, f.turn);
 }
 
 void rewire(self_pointer self, const wiring& w) {
@@ -169,11 +175,8 @@ void resume(self_pointer self, uint64_t epoch) {
       self->send(s.fan_out, turn_failed{id, *why});
     } else if (s.turns.is_suspect(id)) {
       s.suspects.insert(id);
-    } else if (s.turns.has_images(id) && s.turns.images_at(id) != s.at_ranks) {
-      s.without_images.insert(id);
-      self->send(asker, images_wanted{id, s.at_ranks});
     } else {
-      admit(self, id);
+      bring_back(self, id);
     }
   }
   s.is_new_fan_out = false;
@@ -190,9 +193,7 @@ void lose_asker(self_pointer self, const caf::down_msg& down) {
   if (down.reason) cancel(self, id);
   s.turns.forget(id);
   s.askers.erase(id);
-  s.without_images.erase(id);
-  s.suspects.erase(id);
-  end_resume(self);
+  leave_out(self, id);
 }
 
 journal_actor::behavior_type behave(self_pointer self, std::shared_ptr<counters> numbers) {

@@ -1,14 +1,12 @@
 // The tiers through the real ring with the shipped model: what comes back from host memory or from disk, after a
 // restart too, gives the tokens and log-probabilities of a run that never lost it.
-#include "actors/request.h"
 #include "storage/check.h"
-#include "tests/actors/world.h"
+#include "tests/actors/tiny_ring.h"
 #include "tests/safetensors_writer.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <bit>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -18,7 +16,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string tiny = TROUPE_SOURCE_DIR "/etc/models/tiny";
 using tokens = std::vector<int32_t>;
 
 struct tier_settings {
@@ -28,88 +25,31 @@ struct tier_settings {
   int32_t chunk = 512;
 };
 
-class ids_sink : public recording_sink {
-public:
-  state push(std::span<const turn_delta> deltas) override {
-    for (const auto& d : deltas)
-      for (const auto& t : d.tokens) {
-        ids.push_back(t.id);
-        bits.push_back(std::bit_cast<uint32_t>(t.logprob));
-      }
-    return recording_sink::push(deltas);
-  }
-  tokens ids;
-  std::vector<uint32_t> bits;
-};
-
 // One life of a server.
-struct tier_ring {
+struct tier_ring : tiny_ring {
   explicit tier_ring(const tier_settings& s)
-      : text(load_text_side(tiny)), r(w, limits(s), 1, [&](ring_config& c) { configure(c, s); }) {
-    r.parts.info = read_model_info(tiny);
+      : tiny_ring({.n_blocks = s.n_blocks, .max_running = 2, .chunk = s.chunk, .interval = 4096},
+                  [&s](ring_config& c) { add_tiers(c, s); }) {
     r.parts.max_context = r.parts.info.context;
-    r.parts.text = text;
     r.parts.prepare = w.own(spawn_prepare(w.system(), {r.parts.config, r.parts.info, r.parts.max_context}, text, 0));
   }
-  static batch_limits limits(const tier_settings& s) {
-    batch_limits l;
-    l.max_running = 2;
-    l.max_queue = 16;
-    l.chunk_tokens = s.chunk;
-    l.n_blocks = s.n_blocks;
-    l.block_tokens = 64;
-    return l;
-  }
-  void configure(ring_config& c, const tier_settings& s) {
-    const auto bytes = plan_state(tiny, 4);
-    c.prefix.snapshot_bytes = bytes.per_snapshot;
-    c.prefix.snapshot_slack = bytes.snapshot_slack;
+  static void add_tiers(ring_config& c, const tier_settings& s) {
+    const auto bytes = plan_state(tiny_folder, 4);
     c.prefix.snapshot_memory_bytes = s.n_snapshots * bytes.per_snapshot;
     c.prefix.block_bytes = bytes.per_block;
     c.prefix.host_cache_bytes = s.n_slots * bytes.per_block;
     c.prefix.fingerprint = "fp_test";
     c.prefix.disk_min_tokens = 100;
-    if (!s.folder.empty()) {
-      c.prefix.disk_cache_bytes = s.disk_bytes;
-      c.disk = tier_disk_config{s.folder, "fp_test", 0, 1, s.disk_bytes};
-    }
-    c.make_rank = [l = c.limits](int32_t) {
-      rank_parts p;
-      p.device = make_host_backend({.n_threads = 1});
-      model_options o;
-      o.folder = tiny;
-      o.max_sequences = l.max_running;
-      o.n_blocks = l.n_blocks;
-      o.max_rows = l.max_rows();
-      o.load_draft = false;
-      p.weights = load_model(*p.device, o, nullptr);
-      CHECK(p.weights->block_bytes() == plan_state(tiny, 4).per_block);
-      return p;
-    };
-    c.open_tables = [](int32_t rank) { return open_tables(tiny, rank, 1, 2); };
+    if (s.folder.empty()) return;
+    c.prefix.disk_cache_bytes = s.disk_bytes;
+    c.disk = tier_disk_config{s.folder, "fp_test", 0, 1, s.disk_bytes};
   }
-  std::shared_ptr<ids_sink> ask(const tokens& prompt, int64_t max_tokens = 4) {
-    chat_request q;
-    q.turn = turn_id{++r.last_turn};
-    q.id = "t";
-    q.is_chat = false;
+  std::shared_ptr<exact_sink> ask(const tokens& prompt, int64_t max_tokens = 4) {
+    auto q = tiny_completion("", max_tokens);
+    q.prompts.clear();
     q.prompt_ids = {prompt};
-    q.max_tokens = max_tokens;
-    q.sampling.temperature = 0;
-    q.sampling.ignore_eos = true;
-    q.sampling.n_logprobs = 1;
-    auto sink = std::make_shared<ids_sink>();
-    r.start(std::move(q), sink);
-    w.run();
-    CHECK(sink->error.message == "");
-    CHECK(sink->has_ended());
-    CHECK(r.is_idle());
-    return sink;
+    return tiny_ring::ask(q);
   }
-
-  world w;
-  std::shared_ptr<const text_side> text;
-  scripted_ring r;
 };
 
 tokens some(int64_t n, uint64_t seed) {
@@ -119,9 +59,9 @@ tokens some(int64_t n, uint64_t seed) {
   return out;
 }
 
-void same(const ids_sink& got, const ids_sink& want) {
-  CHECK(got.ids == want.ids);
-  CHECK(got.bits == want.bits);
+void same(const exact_sink& got, const exact_sink& want) {
+  CHECK(got.ids() == want.ids());
+  CHECK(got.said == want.said);
 }
 
 std::vector<fs::path> files_below(const fs::path& folder) {
@@ -140,7 +80,7 @@ struct disarmed {
 
 TEST_CASE("tiers: what went out to host memory and came back gives the same bits") {
   tier_ring small({.n_blocks = 8, .n_slots = 40}), plain({.n_blocks = 100, .n_slots = 0, .n_snapshots = 0});
-  std::vector<std::shared_ptr<ids_sink>> want;
+  std::vector<std::shared_ptr<exact_sink>> want;
   for (uint64_t i = 0; i < 4; ++i) want.push_back(plain.ask(some(300, i)));
   for (int round = 0; round < 3; ++round)
     for (uint64_t i = 0; i < 4; ++i) {
@@ -159,7 +99,7 @@ TEST_CASE("O40: a prefix is restored from disk after a restart, and the conversa
     tier_ring first({.folder = folder.path()});
     const auto got = first.ask(prompt, 20);
     CHECK(got->usage.cached_tokens == 0);
-    prompt.insert(prompt.end(), got->ids.begin(), got->ids.end());
+    prompt.insert(prompt.end(), got->ids().begin(), got->ids().end());
     CHECK(first.r.numbers->disk_writes == 6 + 2); // full blocks of 419 tokens, ends of prompt and reply
     CHECK(files_below(folder.path()).size() == 8);
     CHECK(first.r.numbers->disk_bytes > 0);
@@ -186,7 +126,7 @@ TEST_CASE("tiers: a conversation of 15,000 tokens goes on after a restart as if 
     tier_ring first({.folder = folder.path()});
     const auto got = first.ask(prompt, 30);
     same(*got, *plain.ask(prompt, 30));
-    prompt.insert(prompt.end(), got->ids.begin(), got->ids.end());
+    prompt.insert(prompt.end(), got->ids().begin(), got->ids().end());
     n_ran = static_cast<int64_t>(prompt.size()) - 1;
   }
   const auto more = some(100, 4);

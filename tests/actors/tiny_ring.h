@@ -37,12 +37,20 @@ public:
       }
     return recording_sink::push(deltas);
   }
-  std::map<int32_t, std::vector<int32_t>> said; // ids and bits, by choice
+  const std::vector<int32_t>& ids() const { return choices.at(0).ids; } // of the first choice
+  std::map<int32_t, std::vector<int32_t>> said;                         // ids and bits, by choice
 };
 
 struct tiny_ring {
-  explicit tiny_ring(const tiny_options& o)
-      : r(w, limits(o), 1, [&](ring_config& c) { configure(c, o); }), text(load_text_side(tiny_folder)) {
+  // `change`: what a test adds to the ring's plan.
+  explicit tiny_ring(
+      const tiny_options& o, const std::function<void(ring_config&)>& change = [](ring_config&) {})
+      : r(w, limits(o), 1,
+          [&](ring_config& c) {
+            configure(c, o);
+            change(c);
+          }),
+        text(load_text_side(tiny_folder)) {
     r.parts.info = read_model_info(tiny_folder);
     r.parts.max_context = std::min(r.parts.info.context, o.n_blocks * 64);
     r.parts.text = text;
@@ -80,6 +88,10 @@ struct tiny_ring {
       m.tail_tokens = o.tail_tokens;
       m.load_draft = o.n_drafts > 0;
       p.weights = load_model(*p.device, m, nullptr);
+      const auto planned = plan_state(tiny_folder, 4);
+      CHECK(p.weights->block_bytes() == planned.per_block);
+      CHECK(p.weights->snapshot_bytes() <= planned.per_snapshot);
+      CHECK(p.weights->snapshot_slack() == (m.load_draft ? planned.draft_slack : planned.snapshot_slack));
       return p;
     };
     c.open_tables = [l = c.limits](int32_t rank) { return open_tables(tiny_folder, rank, 1, l.max_running); };
