@@ -1,0 +1,33 @@
+// The backend on a CUDA device: one stream, one lane of scratch memory, one thread that calls it.
+#pragma once
+
+#include "gpu/backend.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+// What a device is. Empty list: no driver, no device, or a build without CUDA (`why` says which, for messages).
+struct cuda_device_info {
+  int32_t index = 0;
+  std::string name;                // "NVIDIA H200"
+  int32_t major = 0, minor = 0;    // compute capability
+  int32_t n_multiprocessors = 0;
+  int64_t memory_bytes = 0, free_bytes = 0;
+};
+std::vector<cuda_device_info> list_cuda_devices(std::string& why);
+
+struct cuda_backend_config {
+  int32_t device = 0;
+  int64_t memory_bytes = INT64_MAX; // allocations past it fail by name, as those past the card's memory do
+  int64_t scratch_bytes = 256 << 20;
+  collective* group = nullptr; // borrowed; nullptr: one rank. Meets through host memory
+};
+
+// Throws std::system_error (category "cuda") naming the call, or std::runtime_error in a build without CUDA.
+std::unique_ptr<backend> make_cuda_backend(const cuda_backend_config&);
+
+} // namespace troupe

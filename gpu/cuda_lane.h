@@ -1,0 +1,23 @@
+// A CUDA stream and the scratch memory that belongs to it. Two lanes never share a buffer, a counter or a lock, so work
+// on two streams cannot wait for each other (exl3.md 9.2 tells what happened elsewhere).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace troupe {
+
+using cuda_stream = CUstream_st*; // cudaStream_t, for headers that the host compiler reads
+
+struct cuda_lane {
+  cuda_stream on = nullptr;
+  std::byte* scratch = nullptr; // device memory, contents undefined between operations, 256-byte aligned
+  int64_t scratch_bytes = 0;
+  uint32_t* counters = nullptr; // device memory, all zero between operations: an operation leaves what it found
+  int64_t n_counters = 0;
+  int32_t n_multiprocessors = 0;
+};
+
+} // namespace troupe
