@@ -1,0 +1,51 @@
+// Root mean square norm.
+#include "gpu/norm.h"
+
+#include "gpu/cuda_check.h"
+#include "gpu/cuda_ops.h"
+#include "gpu/device_math.cuh"
+#include "gpu/row_grid.cuh"
+
+namespace troupe {
+namespace {
+
+// Threads of a block that owns a row: each takes as many fours as the others, at most 768 threads so that two blocks
+// share a multiprocessor. Told by the width alone, hence so is the order of the sum.
+unsigned threads_of_row(int64_t width) {
+  const int64_t n = (width + 3) / 4, rounds = (n + 767) / 768;
+  return static_cast<unsigned>(((n + rounds - 1) / rounds + 31) / 32 * 32);
+}
+
+// Bound by bytes: x and y once each, the second look at x comes from the L1 cache. A block owns a row. y may be x: a
+// thread writes only elements that it alone reads.
+template <bool Fours>
+__global__ void __launch_bounds__(768)
+    rms_norm_kernel(float* y, const float* x, const float* weight, int64_t dim, float eps) {
+  __shared__ float shared[1][device::max_warps];
+  const float* in = x + static_cast<int64_t>(blockIdx.x) * dim;
+  float* out = y + static_cast<int64_t>(blockIdx.x) * dim;
+  const int64_t first = 4 * threadIdx.x, step = 4 * blockDim.x;
+  float sum[1] = {0};
+  for (int64_t i = first; i < dim; i += step)
+    sum[0] = device::fused_squares(device::load_four<Fours>(in, i, dim), sum[0]);
+  device::block_sums(sum, shared);
+  const float by = 1.0F / sqrtf(sum[0] / static_cast<float>(dim) + eps);
+  for (int64_t i = first; i < dim; i += step) {
+    const float4 w = device::load_four<Fours>(weight, i, dim), v = device::load_four<Fours>(in, i, dim);
+    device::store_four<Fours>(out, i, dim, device::each_of(w, v, [=](float a, float b) { return a * (b * by); }));
+  }
+}
+
+} // namespace
+
+void rms_norm_cuda(tensor y, tensor x, tensor weight, float eps, const cuda_lane& lane) {
+  const int64_t dim = weight.n_elements(), n_rows = dim == 0 ? 0 : x.n_elements() / dim;
+  TROUPE_CHECK(y.n_elements() == x.n_elements() && x.n_elements() == n_rows * dim,
+               "a norm keeps the shape of its rows");
+  if (n_rows == 0) return;
+  const auto kernel = in_fours(dim, {y.data, x.data, weight.data}) ? rms_norm_kernel<true> : rms_norm_kernel<false>;
+  kernel<<<static_cast<unsigned>(n_rows), threads_of_row(dim), 0, lane.on>>>(y.f32(), x.f32(), weight.f32(), dim, eps);
+  cuda_check_launch("rms_norm");
+}
+
+} // namespace troupe
