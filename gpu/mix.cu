@@ -1,0 +1,222 @@
+// The hyper-connection streams: mixing coefficients, fold, expand, mean.
+#include "gpu/mix.h"
+
+#include "gpu/cuda_check.h"
+#include "gpu/cuda_ops.h"
+#include "gpu/device_math.cuh"
+#include "gpu/row_grid.cuh"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t max_copies = 8;
+
+struct mix_pointers {
+  float *pre, *post, *comb;
+  const float *h, *z, *scale, *base;
+  int64_t width; // M D
+  int m, iterations;
+  float eps, hc_eps;
+};
+
+// Element `f` of a small matrix that the lanes of a warp hold, lane l elements l and l + 32.
+template <int Held> __device__ float element_of(const float (&c)[Held], int f) {
+  const float low = __shfl_sync(device::all_lanes, c[0], f % 32);
+  if constexpr (Held == 1) return low;
+  const float high = __shfl_sync(device::all_lanes, c[Held - 1], f % 32);
+  return f < 32 ? low : high;
+}
+
+// Divides each element by eps plus the sum over first[i], first[i] + step, ..: m of them, ascending, as the twin adds.
+template <int M, int Held>
+__device__ void normalise(float (&c)[Held], const int (&first)[Held], int step, int m, float eps) {
+  float sum[Held];
+#pragma unroll
+  for (int i = 0; i < Held; ++i) {
+    sum[i] = 0;
+#pragma unroll
+    for (int k = 0; k < (M > 0 ? M : m); ++k) sum[i] += element_of(c, first[i] + k * step);
+  }
+#pragma unroll
+  for (int i = 0; i < Held; ++i) c[i] /= sum[i] + eps;
+}
+
+// One warp makes the comb of one row: Sinkhorn on (m, m), a lane an element (two with M = 6 and more). A chain of 2 *
+// iterations sums and divisions, so bound by latency: about 90 cycles each. Lanes past the matrix repeat element 0.
+template <int M, int Held> __device__ void make_comb(const mix_pointers& a, const float* z, float by, float* comb) {
+  const int m = M > 0 ? M : a.m, lane = static_cast<int>(threadIdx.x) % 32;
+  float c[Held];
+  int row[Held], column[Held];
+#pragma unroll
+  for (int i = 0; i < Held; ++i) {
+    const int e = lane + 32 * i < m * m ? lane + 32 * i : 0;
+    row[i] = e / m * m;
+    column[i] = e % m;
+    c[i] = z[2 * m + e] * by * a.scale[2] + a.base[2 * m + e];
+  }
+  float top[Held];
+#pragma unroll
+  for (int i = 0; i < Held; ++i) {
+    top[i] = element_of(c, row[i]);
+    for (int k = 1; k < m; ++k) top[i] = fmaxf(top[i], element_of(c, row[i] + k));
+  }
+#pragma unroll
+  for (int i = 0; i < Held; ++i) c[i] = device::exp_f32(c[i] - top[i]);
+  normalise<M>(c, row, 1, m, 0.0F);
+#pragma unroll
+  for (int i = 0; i < Held; ++i) c[i] += a.hc_eps;
+  normalise<M>(c, column, m, m, a.hc_eps);
+  for (int n = 1; n < a.iterations; ++n) {
+    normalise<M>(c, row, 1, m, a.hc_eps);
+    normalise<M>(c, column, m, m, a.hc_eps);
+  }
+#pragma unroll
+  for (int i = 0; i < Held; ++i)
+    if (lane + 32 * i < m * m) comb[lane + 32 * i] = c[i];
+}
+
+// A block owns a row. Prefill is bound by the bytes of h, read once (80 KB a row at M D = 20480; four blocks of 512 a
+// multiprocessor hide the Sinkhorn steps of each other), decode by the latency of those steps.
+template <int M, int Held, bool Fours> __global__ void __launch_bounds__(512, 4) mix_kernel(mix_pointers a) {
+  __shared__ float shared[1][device::max_warps];
+  const int64_t r = blockIdx.x;
+  const float* h = a.h + r * a.width;
+  float sum[1] = {0};
+#pragma unroll 5
+  for (int64_t i = 4 * threadIdx.x; i < a.width; i += 4 * blockDim.x)
+    sum[0] = device::fused_squares(device::load_four<Fours>(h, i, a.width), sum[0]);
+  device::block_sums(sum, shared);
+  const float by = 1.0F / sqrtf(sum[0] / static_cast<float>(a.width) + a.eps);
+  const int m = M > 0 ? M : a.m, warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const float* z = a.z + r * (2 + m) * m;
+  if (warp == 0) make_comb<M, Held>(a, z, by, a.comb + r * m * m);
+  if (warp != 1 || lane >= 2 * m) return;
+  const int part = lane < m ? 0 : 1;
+  const float gate = device::sigmoid_f32(z[lane] * by * a.scale[part] + a.base[lane]);
+  if (part == 0)
+    a.pre[r * m + lane] = gate + a.hc_eps;
+  else
+    a.post[r * m + lane - m] = 2.0F * gate;
+}
+
+// Below: a thread owns four elements of all copies of a row, and all of it is bound by bytes. Max: the copies that
+// loops are unrolled for, so that the loads of all of them are on their way together.
+template <int Max, bool Fours>
+__global__ void fold_kernel(float* x, const float* h, const float* pre, int64_t n_rows, int m, int64_t dim) {
+  const int64_t i = 4 * device::piece_of_row();
+  if (i >= dim) return;
+  for (int64_t r = device::first_of_rows(); r < n_rows; r += device::step_of_rows()) {
+    float4 in[Max];
+#pragma unroll
+    for (int k = 0; k < Max; ++k)
+      if (k < m) in[k] = device::load_four<Fours>(h + (r * m + k) * dim, i, dim);
+    const float first = pre[r * m];
+    float4 sum = device::each_of(in[0], [=](float v) { return first * v; });
+#pragma unroll
+    for (int k = 1; k < Max; ++k)
+      if (k < m) sum = device::fused(pre[r * m + k], in[k], sum);
+    device::store_four<Fours>(x + r * dim, i, dim, sum);
+  }
+}
+
+template <int Max, bool Fours>
+__global__ void expand_kernel(float* h, const float* y, const float* post, const float* comb, int64_t n_rows, int m,
+                              int64_t dim) {
+  const int64_t i = 4 * device::piece_of_row();
+  if (i >= dim) return;
+  for (int64_t r = device::first_of_rows(); r < n_rows; r += device::step_of_rows()) {
+    float4 old[Max];
+#pragma unroll
+    for (int j = 0; j < Max; ++j)
+      if (j < m) old[j] = device::load_four<Fours>(h + (r * m + j) * dim, i, dim);
+    const float4 in = device::load_four<Fours>(y + r * dim, i, dim);
+    const float* c = comb + r * m * m;
+#pragma unroll
+    for (int k = 0; k < Max; ++k) {
+      if (k >= m) break;
+      const float p = post[r * m + k];
+      float4 sum = device::each_of(in, [=](float v) { return p * v; });
+#pragma unroll
+      for (int j = 0; j < Max; ++j)
+        if (j < m) sum = device::fused(c[j * m + k], old[j], sum);
+      device::store_four<Fours>(h + (r * m + k) * dim, i, dim, sum);
+    }
+  }
+}
+
+template <bool Fours> __global__ void mean_kernel(float* y, const float* h, int64_t n_rows, int m, int64_t dim) {
+  const int64_t i = 4 * device::piece_of_row();
+  if (i >= dim) return;
+  const float n = static_cast<float>(m);
+  for (int64_t r = device::first_of_rows(); r < n_rows; r += device::step_of_rows()) {
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+    for (int k = 0; k < m; ++k)
+      sum = device::each_of(sum, device::load_four<Fours>(h + (r * m + k) * dim, i, dim),
+                            [](float a, float b) { return a + b; });
+    device::store_four<Fours>(y + r * dim, i, dim, device::each_of(sum, [=](float v) { return v / n; }));
+  }
+}
+
+template <bool Fours> void launch_mix(const mix_pointers& a, int64_t n_rows, const cuda_lane& lane) {
+  const auto kernel = a.m == 4 ? mix_kernel<4, 1, Fours> : a.m <= 5 ? mix_kernel<0, 1, Fours> : mix_kernel<0, 2, Fours>;
+  const int64_t threads = std::clamp<int64_t>((a.width + 511) / 512 * 32, 64, 512); // four fours a thread or more
+  kernel<<<static_cast<unsigned>(n_rows), static_cast<unsigned>(threads), 0, lane.on>>>(a);
+  cuda_check_launch("mix");
+}
+
+} // namespace
+
+void mix_coefficients_cuda(const mix_args& a, tensor z, const cuda_lane& lane) {
+  const int64_t n_rows = a.h.rows();
+  if (n_rows == 0) return;
+  const int64_t m = a.h.shape[1], width = a.h.row_elements();
+  TROUPE_CHECK(m <= max_copies && z.n_elements() == n_rows * (2 + m) * m && a.pre.n_elements() == n_rows * m &&
+                   a.post.n_elements() == n_rows * m && a.comb.n_elements() == n_rows * m * m,
+               "mix has (2 + M) M outputs over M D");
+  const mix_pointers p{a.pre.f32(),  a.post.f32(), a.comb.f32(),        a.h.f32(),    z.f32(), a.scale.f32(),
+                       a.base.f32(), width,        static_cast<int>(m), a.iterations, a.eps,   a.hc_eps};
+  if (in_fours(width, {a.h.data}))
+    launch_mix<true>(p, n_rows, lane);
+  else
+    launch_mix<false>(p, n_rows, lane);
+}
+
+void fold_cuda(tensor x, tensor h, tensor pre, const cuda_lane& lane) {
+  if (h.n_elements() == 0) return;
+  const int64_t n_rows = h.shape[0], m = h.shape[1], dim = h.shape[2];
+  TROUPE_CHECK(m <= max_copies && x.n_elements() == n_rows * dim && pre.n_elements() == n_rows * m,
+               "at most eight residual copies are folded into one");
+  const bool fours = in_fours(dim, {x.data, h.data});
+  const auto kernel = m <= 4 ? (fours ? fold_kernel<4, true> : fold_kernel<4, false>)
+                             : (fours ? fold_kernel<8, true> : fold_kernel<8, false>);
+  const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
+  kernel<<<g.grid, g.block, 0, lane.on>>>(x.f32(), h.f32(), pre.f32(), n_rows, static_cast<int>(m), dim);
+  cuda_check_launch("fold");
+}
+
+void expand_cuda(tensor h, tensor y, tensor post, tensor comb, const cuda_lane& lane) {
+  if (h.n_elements() == 0) return;
+  const int64_t n_rows = h.shape[0], m = h.shape[1], dim = h.shape[2];
+  TROUPE_CHECK(m <= max_copies && y.n_elements() == n_rows * dim && post.n_elements() == n_rows * m &&
+                   comb.n_elements() == n_rows * m * m,
+               "a row is expanded into at most eight residual copies");
+  const bool fours = in_fours(dim, {h.data, y.data});
+  const auto kernel = m <= 4 ? (fours ? expand_kernel<4, true> : expand_kernel<4, false>)
+                             : (fours ? expand_kernel<8, true> : expand_kernel<8, false>);
+  const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
+  kernel<<<g.grid, g.block, 0, lane.on>>>(h.f32(), y.f32(), post.f32(), comb.f32(), n_rows, static_cast<int>(m), dim);
+  cuda_check_launch("expand");
+}
+
+void mean_copies_cuda(tensor y, tensor h, const cuda_lane& lane) {
+  if (h.n_elements() == 0) return;
+  const int64_t n_rows = h.shape[0], m = h.shape[1], dim = h.shape[2];
+  TROUPE_CHECK(y.n_elements() == n_rows * dim, "a mean has the width of a copy");
+  const auto kernel = in_fours(dim, {y.data, h.data}) ? mean_kernel<true> : mean_kernel<false>;
+  const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
+  kernel<<<g.grid, g.block, 0, lane.on>>>(y.f32(), h.f32(), n_rows, static_cast<int>(m), dim);
+  cuda_check_launch("mean_copies");
+}
+
+} // namespace troupe
