@@ -9,13 +9,6 @@
 namespace troupe {
 namespace {
 
-// Threads of a block that owns a row: each takes as many fours as the others, at most 768 threads so that two blocks
-// share a multiprocessor. Told by the width alone, hence so is the order of the sum.
-unsigned threads_of_row(int64_t width) {
-  const int64_t n = (width + 3) / 4, rounds = (n + 767) / 768;
-  return static_cast<unsigned>(((n + rounds - 1) / rounds + 31) / 32 * 32);
-}
-
 // Bound by bytes: x and y once each, the second look at x comes from the L1 cache. A block owns a row. y may be x: a
 // thread writes only elements that it alone reads.
 template <bool Fours>

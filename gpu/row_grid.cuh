@@ -27,6 +27,13 @@ inline row_grid cover_rows(int64_t n_rows, int64_t n_pieces) {
           dim3(x, y)};
 }
 
+// Threads of a block that owns a row: each takes as many fours as the others, at most 768 threads so that two blocks
+// share a multiprocessor. Told by the width alone, hence so is the order of the sum.
+inline unsigned threads_of_row(int64_t width) {
+  const int64_t n = (width + 3) / 4, rounds = (n + 767) / 768;
+  return static_cast<unsigned>(((n + rounds - 1) / rounds + 31) / 32 * 32);
+}
+
 // Whether rows of `width` floats can be moved 16 bytes at a time.
 inline bool in_fours(int64_t width, std::initializer_list<const void*> starts) {
   return width % 4 == 0 && std::all_of(starts.begin(), starts.end(),
