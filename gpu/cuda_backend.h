@@ -13,8 +13,8 @@ namespace troupe {
 // What a device is. Empty list: no driver, no device, or a build without CUDA (`why` says which, for messages).
 struct cuda_device_info {
   int32_t index = 0;
-  std::string name;                // "NVIDIA H200"
-  int32_t major = 0, minor = 0;    // compute capability
+  std::string name;             // "NVIDIA H200"
+  int32_t major = 0, minor = 0; // compute capability
   int32_t n_multiprocessors = 0;
   int64_t memory_bytes = 0, free_bytes = 0;
 };

@@ -36,8 +36,7 @@ public:
       : host(make_host_backend({.n_threads = 1, .scalar_only = true})),
         device(make_cuda_backend({.scratch_bytes = scratch_bytes})) {}
 
-  template <class T>
-  twin_tensor make(dtype type, std::initializer_list<int64_t> shape, const std::vector<T>& values) {
+  template <class T> twin_tensor make(dtype type, std::initializer_list<int64_t> shape, const std::vector<T>& values) {
     twin_tensor t{host->allocate(type, shape, "test"), device->allocate(type, shape, "test")};
     REQUIRE(static_cast<int64_t>(values.size() * sizeof(T)) == t.host.size_bytes());
     host->upload(t.host, values.data(), t.host.size_bytes());
@@ -47,8 +46,12 @@ public:
   twin_tensor floats(std::initializer_list<int64_t> shape, unsigned seed, float spread = 1) {
     return make(dtype::f32, shape, random_floats(tensor(nullptr, dtype::f32, shape).n_elements(), seed, spread));
   }
-  twin_tensor ints(std::initializer_list<int64_t> shape, const std::vector<int32_t>& v) { return make(dtype::i32, shape, v); }
-  twin_tensor longs(std::initializer_list<int64_t> shape, const std::vector<int64_t>& v) { return make(dtype::i64, shape, v); }
+  twin_tensor ints(std::initializer_list<int64_t> shape, const std::vector<int32_t>& v) {
+    return make(dtype::i32, shape, v);
+  }
+  twin_tensor longs(std::initializer_list<int64_t> shape, const std::vector<int64_t>& v) {
+    return make(dtype::i64, shape, v);
+  }
   // An output: poisoned with NaN on both sides, so that what is not written shows.
   twin_tensor output(std::initializer_list<int64_t> shape, dtype type = dtype::f32) {
     const tensor like(nullptr, type, shape);
@@ -78,6 +81,12 @@ public:
     const auto a = read_device(t), b = read_host(t);
     const double error = relative_error(a, b);
     MESSAGE(what << ": max error " << error << ", bound " << bound);
+    CHECK_MESSAGE(error <= bound, what);
+  }
+  // The same with sqrt(sum of squares) of both.
+  void near_rms(const char* what, const twin_tensor& t, double bound) {
+    const double error = rms_error(read_device(t), read_host(t));
+    MESSAGE(what << ": rms error " << error << ", bound " << bound);
     CHECK_MESSAGE(error <= bound, what);
   }
   // Bit for bit.

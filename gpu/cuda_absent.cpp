@@ -1,0 +1,23 @@
+// A build without nvcc has no CUDA backend and says so.
+#ifndef TROUPE_CUDA
+
+#include "gpu/cuda_backend.h"
+
+#include <stdexcept>
+
+namespace troupe {
+
+std::vector<cuda_device_info> list_cuda_devices(std::string& why) {
+  why = "this build has no CUDA (nvcc was not found when it was built)";
+  return {};
+}
+
+std::unique_ptr<backend> make_cuda_backend(const cuda_backend_config&) {
+  std::string why;
+  list_cuda_devices(why);
+  throw std::runtime_error("cuda backend: " + why);
+}
+
+} // namespace troupe
+
+#endif

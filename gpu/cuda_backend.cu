@@ -1,0 +1,270 @@
+// Forwards every operation to its device form; memory, copies, graphs and collectives are here.
+#include "gpu/cuda_backend.h"
+
+#include "gpu/collective.h"
+#include "gpu/cuda_check.h"
+#include "gpu/cuda_load.h"
+#include "gpu/cuda_ops.h"
+#include "gpu/moe_cuda.h"
+
+#include <algorithm>
+
+namespace troupe {
+namespace {
+
+constexpr int64_t n_lane_counters = 1 << 18;
+
+class cuda_graph final : public graph {
+public:
+  cudaGraphExec_t ready = nullptr;
+  ~cuda_graph() override {
+    if (ready != nullptr) cudaGraphExecDestroy(ready);
+  }
+};
+
+// A stream that ends after everything that uses it.
+class own_stream {
+public:
+  explicit own_stream(int32_t device) {
+    cuda_check(cudaSetDevice(device), "cudaSetDevice");
+    cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  ~own_stream() { cudaStreamDestroy(stream_); }
+  own_stream(const own_stream&) = delete;
+  own_stream& operator=(const own_stream&) = delete;
+  cuda_stream get() const { return stream_; }
+
+private:
+  cudaStream_t stream_ = nullptr;
+};
+
+class cuda_backend final : public backend {
+public:
+  explicit cuda_backend(const cuda_backend_config& c)
+      : device_(c.device), group_(c.group), stream_(c.device), memory_(c.device, c.memory_bytes) {
+    cudaDeviceProp properties;
+    cuda_check(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
+    name_ = "cuda " + std::to_string(device_) + ", " + properties.name;
+    lane_.on = stream_.get();
+    lane_.n_multiprocessors = properties.multiProcessorCount;
+    lane_.scratch_bytes = c.scratch_bytes;
+    lane_.scratch = memory_.take(c.scratch_bytes, "scratch", lane_.on);
+    lane_.n_counters = n_lane_counters;
+    lane_.counters = reinterpret_cast<uint32_t*>(memory_.take(n_lane_counters * 4, "counters", lane_.on));
+  }
+  ~cuda_backend() override {
+    cudaSetDevice(device_);
+    cudaStreamSynchronize(lane_.on);
+  }
+
+  std::string name() const override { return name_; }
+  dtype activation_type() const override { return dtype::f32; }
+
+  tensor allocate(dtype type, std::initializer_list<int64_t> shape, const std::string& what) override {
+    tensor t(nullptr, type, shape);
+    t.data = memory_.take(t.size_bytes(), what, lane().on);
+    return t;
+  }
+  int64_t allocated_bytes() const override { return memory_.used_bytes(); }
+  void upload(tensor to, const void* from, int64_t n_bytes) override {
+    TROUPE_CHECK(n_bytes <= to.size_bytes(), "an upload fits into its tensor");
+    if (n_bytes > 0)
+      cuda_check(cudaMemcpyAsync(to.data, from, static_cast<size_t>(n_bytes), cudaMemcpyHostToDevice, lane().on),
+                 "upload");
+  }
+  void download(void* to, tensor from, int64_t n_bytes) override {
+    TROUPE_CHECK(n_bytes <= from.size_bytes(), "a download lies inside its tensor");
+    if (n_bytes > 0)
+      cuda_check(cudaMemcpyAsync(to, from.data, static_cast<size_t>(n_bytes), cudaMemcpyDeviceToHost, lane().on),
+                 "download");
+    cuda_check(cudaStreamSynchronize(lane().on), "download: a fault of the work before it");
+  }
+  std::unique_ptr<matrix> load(const stored_matrix& m) override { return load_cuda_matrix(m, memory_, lane().on); }
+  std::unique_ptr<expert_set> load_experts(std::span<const stored_expert> experts, int32_t first) override {
+    return load_cuda_experts(experts, first, memory_, lane().on);
+  }
+
+  void embed(tensor y, tensor table, int64_t first_id, tensor ids) override {
+    embed_cuda(y, table, first_id, ids, lane());
+  }
+  void copy_rows(tensor y, tensor y_rows, tensor x, tensor x_rows) override {
+    copy_rows_cuda(y, y_rows, x, x_rows, lane());
+  }
+  void scatter_entries(tensor cache, tensor x, tensor entries, const step_rows& rows) override {
+    scatter_entries_cuda(cache, x, entries, rows, lane());
+  }
+  void write_rings(tensor rings, tensor x, const step_rows& rows) override { write_rings_cuda(rings, x, rows, lane()); }
+  void rms_norm(tensor y, tensor x, tensor weight, float eps) override { rms_norm_cuda(y, x, weight, eps, lane()); }
+  void linear(tensor y, tensor x, const matrix& m) override {
+    const int64_t rows = x.n_elements() / m.in;
+    linear_cuda(y, x, view_of(m), rows, m.in, m.out, lane());
+  }
+  void linear_grouped(tensor y, tensor x, std::span<const matrix* const> groups) override {
+    const int64_t rows = x.rows(), n = static_cast<int64_t>(groups.size());
+    for (int64_t g = 0; g < n; ++g) {
+      const matrix& m = *groups[static_cast<size_t>(g)];
+      const tensor in(x.f32() + g * m.in, dtype::f32, {rows, m.in});
+      const tensor out(y.f32() + g * m.out, dtype::f32, {rows, m.out});
+      linear_cuda(out, in, view_of(m), rows, n * m.in, n * m.out, lane());
+    }
+  }
+  void rope(tensor x, tensor positions, tensor frequencies, bool inverse) override {
+    rope_cuda(x, positions, frequencies, inverse, lane());
+  }
+  void quantise(tensor x, quantiser how) override { quantise_cuda(x, how, lane()); }
+  void add(tensor y, tensor x) override { add_cuda(y, x, lane()); }
+  void scale(tensor x, float by) override { scale_cuda(x, by, lane()); }
+
+  void mix(const mix_args& a) override {
+    each_slab(a.h.rows(), a.fn->out, [&](int64_t first, int64_t n, tensor z, const cuda_lane& rest) {
+      mix_args part = a;
+      part.pre = a.pre.slice(first, n);
+      part.post = a.post.slice(first, n);
+      part.comb = a.comb.slice(first, n);
+      part.h = a.h.slice(first, n);
+      linear_cuda(z, part.h, view_of(*a.fn), n, a.fn->in, a.fn->out, rest);
+      mix_coefficients_cuda(part, z, rest);
+    });
+  }
+  void fold(tensor x, tensor h, tensor pre) override { fold_cuda(x, h, pre, lane()); }
+  void expand(tensor h, tensor y, tensor post, tensor comb) override { expand_cuda(h, y, post, comb, lane()); }
+  void spread(tensor h, tensor x) override { spread_cuda(h, x, lane()); }
+  void mean_copies(tensor y, tensor h) override { mean_copies_cuda(y, h, lane()); }
+
+  void attention(const attention_args& a, const step_rows& rows) override { attention_cuda(a, rows, lane()); }
+  void compress_pairs(tensor c, tensor u, tensor g, tensor pending, const step_rows& rows) override {
+    compress_pairs_cuda(c, u, g, pending, rows, lane());
+  }
+  void select_entries(const index_args& a, const step_rows& rows) override { select_entries_cuda(a, rows, lane()); }
+
+  void route(tensor ids, tensor weights, tensor x, const matrix& gate, tensor bias, tensor bias_vl, tensor vl,
+             float by) override {
+    each_slab(ids.rows(), gate.out, [&](int64_t first, int64_t n, tensor score, const cuda_lane& rest) {
+      linear_cuda(score, x.slice(first, n), view_of(gate), n, gate.in, gate.out, rest);
+      route_cuda(ids.slice(first, n), weights.slice(first, n), score, bias, bias_vl, vl ? vl.slice(first, n) : vl, by,
+                 rest);
+    });
+  }
+  void experts(tensor y, tensor x, const expert_set& set, tensor ids, tensor weights, float limit) override {
+    experts_cuda(y, x, static_cast<const cuda_expert_set&>(set), ids, weights, limit, lane());
+  }
+  void gated_mlp(tensor y, tensor x, const matrix& gate, const matrix& up, const matrix& down, float limit) override {
+    gated_mlp_cuda(y, x, view_of(gate), view_of(up), view_of(down), limit, lane());
+  }
+
+  void dequant_rows(tensor y, tensor records, engram_format format, int64_t width) override {
+    dequant_rows_cuda(y, records, format, width, lane());
+  }
+  void engram_gate(tensor h, tensor kv, tensor q_weight, tensor k_weight, tensor dead, tensor gates,
+                   float eps) override {
+    engram_gate_cuda(h, kv, q_weight, k_weight, dead, gates, eps, lane());
+  }
+  void rope_half(tensor x, tensor angles, int64_t heads) override { rope_half_cuda(x, angles, heads, lane()); }
+  void attention_full(tensor o, tensor q, tensor k, tensor v, float by) override {
+    attention_full_cuda(o, q, k, v, by, lane());
+  }
+  void gelu(tensor x) override { gelu_cuda(x, lane()); }
+  void silu_mul(tensor y, tensor gate_up) override { silu_mul_cuda(y, gate_up, lane()); }
+
+  std::unique_ptr<graph> capture(std::function<void()> work) override {
+    cudaGraph_t recorded = nullptr;
+    cuda_check(cudaStreamBeginCapture(lane().on, cudaStreamCaptureModeThreadLocal), "capture");
+    try {
+      work();
+    } catch (...) {
+      cudaStreamEndCapture(lane_.on, &recorded);
+      if (recorded != nullptr) cudaGraphDestroy(recorded);
+      throw;
+    }
+    cuda_check(cudaStreamEndCapture(lane_.on, &recorded), "capture");
+    auto made = std::make_unique<cuda_graph>();
+    const cudaError_t e = cudaGraphInstantiate(&made->ready, recorded, 0);
+    cudaGraphDestroy(recorded);
+    cuda_check(e, "cudaGraphInstantiate");
+    return made;
+  }
+  void replay(graph& g) override {
+    cuda_check(cudaGraphLaunch(static_cast<cuda_graph&>(g).ready, lane().on), "replay");
+  }
+
+  int rank() const override { return group_ == nullptr ? 0 : group_->rank(); }
+  int n_ranks() const override { return group_ == nullptr ? 1 : group_->n_ranks(); }
+  void all_reduce_sum(tensor x) override {
+    if (n_ranks() == 1) return;
+    meeting_.resize(static_cast<size_t>(x.n_elements()));
+    download(meeting_.data(), x, x.size_bytes());
+    group_->all_reduce_sum(meeting_);
+    upload(x, meeting_.data(), x.size_bytes());
+  }
+  void all_gather(tensor y, tensor x) override {
+    TROUPE_CHECK(y.n_elements() == x.n_elements() * n_ranks(), "a gather has room for every rank");
+    if (n_ranks() == 1) {
+      cuda_check(
+          cudaMemcpyAsync(y.data, x.data, static_cast<size_t>(x.size_bytes()), cudaMemcpyDeviceToDevice, lane().on),
+          "all_gather");
+      return;
+    }
+    const auto n = static_cast<size_t>(x.n_elements());
+    meeting_.resize(n * (static_cast<size_t>(n_ranks()) + 1));
+    const std::span<float> all(meeting_), own = all.last(n);
+    download(own.data(), x, x.size_bytes());
+    group_->all_gather(all.first(all.size() - n), own);
+    upload(y, meeting_.data(), y.size_bytes());
+  }
+
+private:
+  // Every use makes the device current on the thread that calls: the rank's thread need not be the one that loaded.
+  const cuda_lane& lane() const {
+    cuda_check(cudaSetDevice(device_), "cudaSetDevice");
+    return lane_;
+  }
+
+  // Calls f(first row, rows, f32 (rows, columns) of scratch, lane with the rest of it) for slabs of rows.
+  template <class F> void each_slab(int64_t n_rows, int64_t columns, const F& f) {
+    const int64_t row_bytes = columns * 4, slab = std::min(n_rows, lane_.scratch_bytes / 4 / row_bytes);
+    TROUPE_CHECK(n_rows == 0 || slab > 0, "the scratch of a lane holds a row of any matrix");
+    for (int64_t first = 0; first < n_rows; first += slab) {
+      const int64_t n = std::min(slab, n_rows - first), used = (n * row_bytes + 255) / 256 * 256;
+      cuda_lane rest = lane();
+      rest.scratch += used;
+      rest.scratch_bytes -= used;
+      f(first, n, tensor(lane_.scratch, dtype::f32, {n, columns}), rest);
+    }
+  }
+
+  int32_t device_;
+  collective* group_;
+  std::string name_;
+  own_stream stream_;
+  cuda_memory memory_;
+  cuda_lane lane_;
+  std::vector<float> meeting_; // host memory for collectives, reused
+};
+
+} // namespace
+
+std::vector<cuda_device_info> list_cuda_devices(std::string& why) {
+  std::vector<cuda_device_info> devices;
+  int n = 0;
+  if (const cudaError_t e = cudaGetDeviceCount(&n); e != cudaSuccess) {
+    why = cudaGetErrorString(e);
+    cudaGetLastError();
+    return devices;
+  }
+  for (int i = 0; i < n; ++i) {
+    cudaDeviceProp p;
+    if (cudaSetDevice(i) != cudaSuccess || cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
+    size_t free_bytes = 0, total = 0;
+    cudaMemGetInfo(&free_bytes, &total);
+    devices.push_back({i, p.name, p.major, p.minor, p.multiProcessorCount, static_cast<int64_t>(total),
+                       static_cast<int64_t>(free_bytes)});
+  }
+  if (devices.empty()) why = "no device answered";
+  return devices;
+}
+
+std::unique_ptr<backend> make_cuda_backend(const cuda_backend_config& config) {
+  return std::make_unique<cuda_backend>(config);
+}
+
+} // namespace troupe

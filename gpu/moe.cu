@@ -1,0 +1,230 @@
+// Experts on the device: runs, the products of formats that are not EXL3, and the sum over slots.
+#include "gpu/cuda_check.h"
+#include "gpu/moe_trellis.cuh"
+#include "gpu/plain_weights.cuh"
+
+#include <algorithm>
+
+namespace troupe {
+namespace {
+
+constexpr int plan_threads = 1024;
+constexpr int max_set_experts = plan_threads; // one thread an expert
+constexpr int plain_warps = 8;
+
+// One block. Pairs of an expert stay in ascending order, so a run is the same in every run of the program.
+__global__ void __launch_bounds__(plan_threads) plan_runs_kernel(moe_args a) {
+  __shared__ int32_t count[max_set_experts], first[max_set_experts], first_run[max_set_experts];
+  const int n_pairs = a.rows * a.k, me = threadIdx.x, lane = me % 32;
+  count[me] = 0;
+  __syncthreads();
+  for (int p = me; p < n_pairs; p += plan_threads) {
+    const int e = a.ids[p] - a.first;
+    if (e >= 0 && e < a.n_experts) atomicAdd(&count[e], 1);
+  }
+  __syncthreads();
+  // Inclusive sums of pairs and of runs over experts.
+  first[me] = count[me];
+  first_run[me] = (count[me] + max_run_rows - 1) / max_run_rows;
+  __syncthreads();
+  for (int step = 1; step < plan_threads; step *= 2) {
+    const int pairs = me >= step ? first[me - step] : 0, runs = me >= step ? first_run[me - step] : 0;
+    __syncthreads();
+    first[me] += pairs;
+    first_run[me] += runs;
+    __syncthreads();
+  }
+  if (me == plan_threads - 1) *a.list.n_runs = first_run[me];
+  for (int e = me / 32; e < a.n_experts; e += plan_threads / 32) {
+    const int n = count[e], run0 = first_run[e] - (n + max_run_rows - 1) / max_run_rows, pair0 = first[e] - n;
+    int found = 0;
+    for (int base = 0; base < n_pairs && found < n; base += 32) {
+      const int p = base + lane;
+      const bool mine = p < n_pairs && a.ids[p] - a.first == e;
+      const uint32_t votes = __ballot_sync(0xFFFFFFFF, mine);
+      if (mine) {
+        const int at = found + __popc(votes & ((1U << lane) - 1));
+        expert_run& run = a.list.runs[run0 + at / max_run_rows];
+        run.pair[at % max_run_rows] = p;
+        if (at % max_run_rows == 0) {
+          run.expert = e;
+          run.first = pair0 + at;
+          run.n_pairs = min(n - at, max_run_rows);
+        }
+      }
+      found += __popc(votes);
+    }
+  }
+}
+
+// A warp owns one element of the hidden row of one pair. Grid (width / 8, pairs).
+template <plain_view::format How> __global__ void __launch_bounds__(32 * plain_warps) plain_gate_up_kernel(moe_args a) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * plain_warps + threadIdx.x / 32, pair = blockIdx.y;
+  const int e = a.ids[pair] - a.first;
+  if (n >= a.width || e < 0 || e >= a.n_experts) return;
+  const float* x = a.x + pair / a.k * a.dim;
+  const auto element = [&](int, int64_t k) { return x[k]; };
+  float g[1], u[1];
+  warp_dots<How, 1>(g, a.table[e * 3].plain, a.dim, n, 1, element);
+  warp_dots<How, 1>(u, a.table[e * 3 + 1].plain, a.dim, n, 1, element);
+  if (threadIdx.x % 32 == 0) a.hidden[pair * a.width + n] = gated(g[0], u[0], a.weights[pair], a.limit);
+}
+
+template <plain_view::format How> __global__ void __launch_bounds__(32 * plain_warps) plain_down_kernel(moe_args a) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * plain_warps + threadIdx.x / 32, pair = blockIdx.y;
+  const int e = a.ids[pair] - a.first;
+  if (n >= a.dim || e < 0 || e >= a.n_experts) return;
+  const float* x = a.hidden + pair * a.width;
+  float sum[1];
+  warp_dots<How, 1>(sum, a.table[e * 3 + 2].plain, a.width, n, 1, [&](int, int64_t k) { return x[k]; });
+  if (threadIdx.x % 32 == 0) a.outputs[pair * a.dim + n] = sum[0];
+}
+
+// Slots of other ranks are left out; their outputs were never written.
+__global__ void sum_slots_kernel(moe_args a) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, row = blockIdx.y;
+  if (i >= a.dim) return;
+  float sum = 0;
+  for (int slot = 0; slot < a.k; ++slot) {
+    const int e = a.ids[row * a.k + slot] - a.first;
+    if (e >= 0 && e < a.n_experts) sum += a.outputs[(row * a.k + slot) * a.dim + i];
+  }
+  a.y[row * a.dim + i] = sum;
+}
+
+__global__ void gate_kernel(float* g, const float* u, int64_t n, float limit) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) g[i] = gated(g[i], u[i], 1, limit);
+}
+
+__global__ void add_kernel(float* y, const float* x, int64_t n) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) y[i] += x[i];
+}
+
+unsigned blocks_of(int64_t n, int64_t a_block) { return static_cast<unsigned>((n + a_block - 1) / a_block); }
+
+// Pieces of scratch one after another, 256 bytes apart.
+class scratch_cut {
+public:
+  explicit scratch_cut(const cuda_lane& lane) : lane_(lane) {}
+  template <class T> T* take(int64_t n) {
+    T* at = reinterpret_cast<T*>(lane_.scratch + used_);
+    used_ += (n * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return at;
+  }
+  int64_t used() const { return used_; }
+
+private:
+  const cuda_lane& lane_;
+  int64_t used_ = 0;
+};
+
+// Lays the buffers of a.rows rows out and tells how many bytes they take.
+int64_t cut_buffers(moe_args& a, const cuda_lane& lane, bool is_trellis) {
+  scratch_cut cut(lane);
+  const int64_t pairs = static_cast<int64_t>(a.rows) * a.k;
+  a.hidden = cut.take<float>(pairs * a.width);
+  a.outputs = cut.take<float>(pairs * a.dim);
+  if (!is_trellis) return cut.used();
+  a.list.n_runs = cut.take<int32_t>(1);
+  a.list.runs = cut.take<expert_run>(pairs);
+  const int dim = padded_chunks(a.dim), width = padded_chunks(a.width);
+  const int64_t parts = std::max(width * 2 * slices_of(dim * 128), dim * slices_of(width * 128));
+  a.partial = cut.take<float>(pairs * parts * chunk_columns);
+  a.counters = lane.counters;
+  return cut.used();
+}
+
+void trellis_experts(const moe_args& a, const cuda_expert_set& set, cuda_stream on) {
+  plan_runs_kernel<<<1, plan_threads, 0, on>>>(a);
+  cuda_check_launch("experts: runs");
+  using book = stored_matrix::codebook;
+  const int32_t up = set.gate.trellis.rate, down = set.down.trellis.rate;
+  switch (set.gate.trellis.book) {
+  case book::mul1: moe_gate_up_mul1(a, up, on); break;
+  case book::mcg: moe_gate_up_mcg(a, up, on); break;
+  case book::inst3: moe_gate_up_inst3(a, up, on); break;
+  }
+  switch (set.down.trellis.book) {
+  case book::mul1: moe_down_mul1(a, down, on); break;
+  case book::mcg: moe_down_mcg(a, down, on); break;
+  case book::inst3: moe_down_inst3(a, down, on); break;
+  }
+}
+
+void plain_experts(const moe_args& a, const cuda_expert_set& set, cuda_stream on) {
+  const auto pairs = static_cast<unsigned>(a.rows * a.k);
+  with_format(set.gate.plain.how, [&]<plain_view::format How>() {
+    plain_gate_up_kernel<How><<<dim3(blocks_of(a.width, plain_warps), pairs), 32 * plain_warps, 0, on>>>(a);
+  });
+  cuda_check_launch("experts: gate and up");
+  with_format(set.down.plain.how, [&]<plain_view::format How>() {
+    plain_down_kernel<How><<<dim3(blocks_of(a.dim, plain_warps), pairs), 32 * plain_warps, 0, on>>>(a);
+  });
+  cuda_check_launch("experts: down");
+}
+
+} // namespace
+
+void experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor ids, tensor weights, float limit,
+                  const cuda_lane& lane) {
+  const int64_t n_rows = ids.shape[0];
+  if (n_rows == 0) return;
+  TROUPE_CHECK(set.n_experts <= max_set_experts, "at most 1024 experts a layer and rank");
+  moe_args a;
+  a.k = static_cast<int32_t>(ids.shape[1]);
+  a.dim = set.gate.in;
+  a.width = set.gate.out;
+  a.first = set.first;
+  a.n_experts = set.n_experts;
+  a.limit = limit;
+  a.table = set.table;
+  // Counters: a run has one for each chunk of either product. 65535: the grid's third dimension.
+  const int64_t chunks = std::max(padded_chunks(a.dim), padded_chunks(a.width));
+  int64_t slab = std::min<int64_t>({n_rows, lane.n_counters / chunks / a.k, 65535 / a.k});
+  a.rows = 1;
+  slab = std::min(slab, lane.scratch_bytes / (cut_buffers(a, lane, set.is_trellis) + 256));
+  TROUPE_CHECK(slab > 0, "the scratch of a lane holds the experts of one row");
+  for (int64_t first = 0; first < n_rows; first += slab) {
+    a.rows = static_cast<int32_t>(std::min(slab, n_rows - first));
+    a.x = x.f32() + first * a.dim;
+    a.y = y.f32() + first * a.dim;
+    a.ids = ids.i32() + first * a.k;
+    a.weights = weights.f32() + first * a.k;
+    cut_buffers(a, lane, set.is_trellis);
+    if (set.n_experts > 0) set.is_trellis ? trellis_experts(a, set, lane.on) : plain_experts(a, set, lane.on);
+    sum_slots_kernel<<<dim3(blocks_of(a.dim, 256), a.rows), 256, 0, lane.on>>>(a);
+    cuda_check_launch("experts: sum of slots");
+  }
+}
+
+void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_view& up, const matrix_view& down,
+                    float limit, const cuda_lane& lane) {
+  const int64_t n_rows = x.n_elements() / gate.in;
+  if (n_rows == 0) return;
+  // The linears below use the rest of the scratch, half of it at least.
+  const int64_t row_bytes = (2 * gate.out + down.out) * 4;
+  const int64_t slab = std::min<int64_t>(n_rows, (lane.scratch_bytes / 2 - 1024) / row_bytes);
+  TROUPE_CHECK(slab > 0, "the scratch of a lane holds a row of a gated product");
+  cuda_lane rest = lane;
+  scratch_cut cut(lane);
+  const tensor g(cut.take<float>(slab * gate.out), dtype::f32, {slab, gate.out});
+  const tensor u(cut.take<float>(slab * gate.out), dtype::f32, {slab, gate.out});
+  const tensor out(cut.take<float>(slab * down.out), dtype::f32, {slab, down.out});
+  rest.scratch += cut.used();
+  rest.scratch_bytes -= cut.used();
+  for (int64_t first = 0; first < n_rows; first += slab) {
+    const int64_t n = std::min(slab, n_rows - first);
+    const tensor in(x.f32() + first * gate.in, dtype::f32, {n, gate.in});
+    linear_cuda(g, in, gate, n, gate.in, gate.out, rest);
+    linear_cuda(u, in, up, n, gate.in, gate.out, rest);
+    gate_kernel<<<blocks_of(n * gate.out, 256), 256, 0, lane.on>>>(g.f32(), u.f32(), n * gate.out, limit);
+    cuda_check_launch("gated_mlp: activation");
+    linear_cuda(out, g, down, n, gate.out, down.out, rest);
+    add_kernel<<<blocks_of(n * down.out, 256), 256, 0, lane.on>>>(y.f32() + first * down.out, out.f32(), n * down.out);
+    cuda_check_launch("gated_mlp: sum");
+  }
+}
+
+} // namespace troupe

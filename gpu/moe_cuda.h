@@ -1,0 +1,55 @@
+// Routed experts on the device: (row, slot) pairs are sorted by expert into runs of up to eight rows, so that an expert
+// hit by several rows is decoded once.                                                      Spec: exl3.md 10.3, 13.2.
+#pragma once
+
+#include "gpu/cuda_matrix.h"
+
+namespace troupe {
+
+constexpr int max_run_rows = 8;
+
+// Some of the pairs of one expert. Pair p is slot p % k of row p / k.
+struct expert_run {
+  int32_t expert;             // of the set, from 0
+  int32_t first;              // place of pair[0] among all sorted pairs
+  int32_t n_pairs;            // 1 .. 8
+  int32_t pair[max_run_rows]; // ascending
+};
+
+// In device memory, made by plan_runs.
+struct run_list {
+  int32_t* n_runs = nullptr;
+  expert_run* runs = nullptr; // room for one run a pair
+};
+
+struct moe_args {
+  const float* x = nullptr;       // (rows, dim)
+  float* y = nullptr;             // (rows, dim)
+  const int32_t* ids = nullptr;   // (rows, k) global
+  const float* weights = nullptr; // (rows, k)
+  int32_t rows = 0, k = 0, dim = 0, width = 0, first = 0, n_experts = 0;
+  float limit = 0;
+  const matrix_view* table = nullptr; // (n_experts, 3) in device memory
+  run_list list;
+  float* hidden = nullptr;  // (pairs, width) after the activation
+  float* outputs = nullptr; // (pairs, dim)
+  float* partial = nullptr; // (sorted pairs, chunks, parts, 128) of the larger of the two products
+  uint32_t* counters = nullptr;
+};
+
+// y = sum over slots of this rank, in slot order. In slabs of rows that fit the lane's scratch.
+void experts_cuda(tensor y, tensor x, const cuda_expert_set&, tensor ids, tensor weights, float limit,
+                  const cuda_lane&);
+// y += the gated product of three matrices of any formats.
+void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_view& up, const matrix_view& down,
+                    float limit, const cuda_lane&);
+
+// The two products of all runs, for a rate each. moe_trellis_*.cu
+void moe_gate_up_mul1(const moe_args&, int32_t rate, cuda_stream on);
+void moe_down_mul1(const moe_args&, int32_t rate, cuda_stream on);
+void moe_gate_up_mcg(const moe_args&, int32_t rate, cuda_stream on);
+void moe_down_mcg(const moe_args&, int32_t rate, cuda_stream on);
+void moe_gate_up_inst3(const moe_args&, int32_t rate, cuda_stream on);
+void moe_down_inst3(const moe_args&, int32_t rate, cuda_stream on);
+
+} // namespace troupe
