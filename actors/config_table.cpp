@@ -20,7 +20,7 @@ const setting table[] = {
     {"model", &settings::model, "Folder of the checkpoint; empty: the tiny model shipped in the tree."},
     {"served_names", &settings::served_names, "Names clients may ask for; empty: the folder's name."},
     {"api_key", &settings::api_keys, "Keys a client may present; empty: none is asked for. The flag may be repeated.", 0, 0, {}, 1, true},
-    {"backend", &settings::backend, "host computes; null emits a fixed text at null_tokens_per_s, for load tests.", 0, 0, "host|null"},
+    {"backend", &settings::backend, "host and cuda compute; auto is cuda where a device answers; null emits a fixed text, for load tests.", 0, 0, "auto|host|cuda|null"},
     {"ranks", &settings::ranks, "Tensor-parallel ranks in this process.", 1, 64},
     {"threads", &settings::threads, "Compute threads of all ranks together; 0: as many as there are cores.", 0, 1024},
     {"io_threads", &settings::io_threads, "Threads that serve sockets.", 1, 64},

@@ -15,7 +15,7 @@ struct settings {
   std::string model;   // folder; empty: the tiny model shipped in the tree
   std::vector<std::string> served_names;
   std::vector<std::string> api_keys; // never logged, never shown by config show
-  std::string backend = "host";      // host | null
+  std::string backend = "auto";      // auto | host | cuda | null
   int32_t ranks = 1;
   int32_t threads = 0; // host compute threads of all ranks together; 0 in the file means the cores
   int32_t io_threads = 1;

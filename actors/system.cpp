@@ -5,6 +5,7 @@
 #include "actors/supervisor.h"
 #include "actors/warm_up.h"
 #include "gpu/backend.h"
+#include "gpu/cuda_backend.h"
 #include "gpu/collective.h"
 #include "storage/log.h"
 
@@ -29,7 +30,7 @@ constexpr auto stop_deadline = std::chrono::seconds(5);
 constexpr auto answer_deadline = std::chrono::seconds(5);
 constexpr auto list_deadline = std::chrono::seconds(5);
 constexpr auto flush_deadline = std::chrono::seconds(10); // of what is on its way to disk
-constexpr int64_t host_activation_bytes = 4;              // the host backend computes in f32
+constexpr int64_t activation_bytes = 4;                   // both backends hold activations in f32
 constexpr int32_t n_prepare_threads = 2;
 constexpr int64_t draft_trial_tokens = 12;      // for each depth: three trial rounds that accept up to four tokens
 constexpr int32_t measured_sizes[] = {2, 4, 8}; // sequences beside each other whose costs are measured at start
@@ -96,9 +97,11 @@ struct runtime::impl {
       : system(s), numbers(std::move(n)), folder(c.model.empty() ? shipped_model() : c.model) {
     parts.config = std::move(c);
     parts.numbers = numbers;
+    choose_backend();
     parts.info = read_model_info(folder);
   }
 
+  void choose_backend();
   bool is_null() const { return parts.config.backend == "null"; }
   bool drafts() const { return !is_null() && parts.info.has_draft && parts.config.spec == "dspark"; }
   int32_t n_ranks() const { return is_null() ? 1 : parts.config.ranks; }
@@ -122,10 +125,21 @@ struct runtime::impl {
   bool is_loaded = false, is_stopped = false;
 };
 
+// `auto` is settled before anything depends on it: the fingerprint and the log name what computes.
+void runtime::impl::choose_backend() {
+  std::string& backend = parts.config.backend;
+  if (backend != "auto" && backend != "cuda") return;
+  std::string why;
+  const bool has_device = !list_cuda_devices(why).empty();
+  if (backend == "cuda" && !has_device)
+    throw std::runtime_error("backend: cuda was asked for, but no CUDA device can be used: " + why);
+  backend = has_device ? "cuda" : "host";
+}
+
 batch_limits runtime::impl::plan_limits() const {
   const auto& c = parts.config;
   const int64_t context = c.max_context > 0 ? std::min(c.max_context, parts.info.context) : parts.info.context;
-  const auto bytes = plan_state(folder, host_activation_bytes);
+  const auto bytes = plan_state(folder, activation_bytes);
   batch_limits limits;
   limits.max_running = c.max_running;
   limits.max_queue = c.max_queue;
@@ -152,10 +166,16 @@ rank_parts runtime::impl::make_rank(int32_t rank, const batch_limits& limits) {
   rank_parts p;
   if (!group.empty()) p.group = std::move(group[static_cast<size_t>(rank)]);
   const auto cores = static_cast<int32_t>(std::thread::hardware_concurrency());
-  host_backend_config host;
-  host.n_threads = std::max(1, (c.threads > 0 ? c.threads : cores) / n_ranks());
-  host.group = p.group.get();
-  p.device = make_host_backend(host);
+  if (c.backend == "cuda") {
+    std::string why;
+    const auto n_devices = static_cast<int32_t>(list_cuda_devices(why).size());
+    p.device = make_cuda_backend({.device = rank % std::max(n_devices, 1), .group = p.group.get()});
+  } else {
+    host_backend_config host;
+    host.n_threads = std::max(1, (c.threads > 0 ? c.threads : cores) / n_ranks());
+    host.group = p.group.get();
+    p.device = make_host_backend(host);
+  }
   model_options o;
   o.folder = folder;
   o.max_sequences = limits.max_running;
@@ -176,7 +196,7 @@ rank_parts runtime::impl::make_rank(int32_t rank, const batch_limits& limits) {
 
 kv_cache_config runtime::impl::plan_prefix_cache() const {
   const auto& c = parts.config;
-  const auto bytes = plan_state(folder, host_activation_bytes);
+  const auto bytes = plan_state(folder, activation_bytes);
   kv_cache_config prefix;
   prefix.snapshot_bytes = bytes.per_snapshot;
   prefix.snapshot_memory_bytes = c.snapshot_memory_bytes;

@@ -100,7 +100,7 @@ TEST_CASE("config: values out of range, of the wrong kind or given twice are ref
   CHECK(has(mistake({"--port", "12x"}), "found '12x'"));
   CHECK(has(mistake({"--port"}), "expected a value"));
   CHECK(has(mistake({"--port", "1", "--port", "2"}), "given twice"));
-  CHECK(has(mistake({"--backend", "gpu"}), "host|null"));
+  CHECK(has(mistake({"--backend", "gpu"}), "auto|host|cuda|null"));
   CHECK(has(mistake({"--strict-openai=maybe"}), "true or false"));
   CHECK(has(mistake({}, {"TROUPE_PREFILL=some"}), "environment TROUPE_PREFILL"));
   CHECK(has(mistake({"--profile", "fast"}), "default|low-memory|throughput"));

@@ -4,6 +4,7 @@
 #include "gpu/collective.h"
 #include "model/deepseek_v41/model_v41.h"
 #include "model/deepseek_v41/tables.h"
+#include "tests/test_device.h"
 
 #include <doctest/doctest.h>
 #include <simdjson.h>
@@ -234,14 +235,14 @@ inline std::vector<int32_t> runner::speculative_greedy(std::span<const int32_t> 
 // Runs `body` for every rank of a group, each on its own thread; the first failure is thrown here. `scalar`: on the
 // twins alone (one rank).
 inline void on_ranks(int n_ranks, const std::function<void(backend&, int rank)>& body, bool scalar = false) {
-  if (n_ranks == 1) return body(*make_host_backend({.n_threads = 1, .scalar_only = scalar}), 0);
+  if (n_ranks == 1) return body(*troupe::test::make_device(1, scalar), 0);
   auto group = make_host_collectives(n_ranks, std::chrono::seconds(60));
   std::vector<std::exception_ptr> failed(static_cast<size_t>(n_ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < n_ranks; ++rank)
     threads.emplace_back([&, rank] {
       try {
-        const auto be = make_host_backend({.n_threads = 1, .group = group[static_cast<size_t>(rank)].get()});
+        const auto be = troupe::test::make_device(1, false, group[static_cast<size_t>(rank)].get());
         body(*be, rank);
       } catch (...) {
         failed[static_cast<size_t>(rank)] = std::current_exception();

@@ -2,6 +2,7 @@
 #include "model/deepseek_v41/checkpoint.h"
 #include "model/deepseek_v41/output_parser.h"
 #include "model/model.h"
+#include "tests/test_device.h"
 
 #include <doctest/doctest.h>
 #include <simdjson.h>
@@ -19,7 +20,7 @@ const std::string folder = TROUPE_SOURCE_DIR "/etc/models/tiny";
 // One sequence at a time, greedy, as a scheduler would drive the model.
 class chat_of_one {
 public:
-  chat_of_one() : be_(make_host_backend({.n_threads = 2})) {
+  chat_of_one() : be_(test::make_device(2)) {
     model_options o;
     o.folder = folder;
     o.max_sequences = 2;

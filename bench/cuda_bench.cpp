@@ -1,0 +1,169 @@
+// Kernels of the CUDA backend on shapes of the real model, with cold weights: medians of graph replays and the part of
+// the limit they reach. usage: bench_cuda [name part ...]
+// Weights are rotated through more than 256 MB, so every call reads them from device memory (exl3-peer-speed's method).
+#include "gpu/cuda_backend.h"
+#include "tests/cuda/stored_samples.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+using namespace troupe;
+
+namespace {
+
+constexpr double peak_bytes_per_s = 4.2e12; // device memory of an H200, read only, measured; perf.md
+constexpr int64_t cold_bytes = 300 << 20;   // more than the 50 MB of L2 several times over
+
+struct timing {
+  double median_us = 0, least_us = 0;
+};
+
+// One graph of all of `calls`, replayed; time a call.
+timing time_calls(backend& b, const std::vector<std::function<void()>>& calls, tensor any) {
+  for (const auto& call : calls) call(); // loads the kernels
+  float sink = 0;
+  b.download(&sink, any, 4);
+  const auto g = b.capture([&] {
+    for (const auto& call : calls) call();
+  });
+  std::vector<double> us;
+  for (int i = 0; i < 12; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    b.replay(*g);
+    b.download(&sink, any, 4);
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+    if (i >= 2) us.push_back(took.count() / static_cast<double>(calls.size()));
+  }
+  std::sort(us.begin(), us.end());
+  return {us[us.size() / 2], us[0]};
+}
+
+void row(const std::string& name, const timing& t, double weights, double bytes) {
+  std::printf("%s,%.2f,%.2f,%.3g,%.0f,%.1f\n", name.c_str(), t.median_us, t.least_us, weights / t.median_us * 1e6,
+              bytes / t.median_us / 1e3, 100 * bytes / peak_bytes_per_s / (t.median_us * 1e-6));
+  std::fflush(stdout);
+}
+
+struct gemv_shape {
+  int64_t in, out;
+  int rate; // 2 K
+  stored_matrix::codebook book = stored_matrix::codebook::mul1;
+};
+
+void bench_gemv(backend& b, const gemv_shape& s, const std::vector<int64_t>& row_counts) {
+  const test::stored_sample sample = test::trellis_sample(s.book, s.rate, s.in, s.out, 1);
+  const int64_t bytes = s.in * s.out * s.rate / 16;
+  std::vector<std::unique_ptr<matrix>> copies;
+  while (static_cast<int64_t>(copies.size()) * bytes < cold_bytes || copies.size() < 2)
+    copies.push_back(b.load(sample.m));
+  const int64_t most = *std::max_element(row_counts.begin(), row_counts.end());
+  const auto mark = b.allocated_bytes();
+  static_cast<void>(mark);
+  static tensor x, y; // the largest of all shapes, taken once: the backend frees at its end only
+  if (!x) {
+    x = b.allocate(dtype::f32, {4096, 16384}, "x");
+    y = b.allocate(dtype::f32, {64, 129280}, "y");
+    std::vector<float> values(static_cast<size_t>(x.n_elements()));
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    for (size_t i = 0; i < values.size(); ++i) values[i] = i < 65536 ? normal(random) : values[i - 65536];
+    b.upload(x, values.data(), x.size_bytes());
+  }
+  static_cast<void>(most);
+  for (const int64_t rows : row_counts) {
+    std::vector<std::function<void()>> calls;
+    const size_t n = std::max<size_t>(copies.size(), 24);
+    for (size_t i = 0; i < n; ++i) {
+      const matrix* m = copies[i % copies.size()].get();
+      const tensor in(x.f32(), dtype::f32, {rows, s.in}), out(y.f32(), dtype::f32, {rows, s.out});
+      calls.push_back([&b, m, in, out] { b.linear(out, in, *m); });
+    }
+    char name[96];
+    std::snprintf(name, sizeof name, "gemv %lldx%lld K=%g m=%lld", static_cast<long long>(s.in),
+                  static_cast<long long>(s.out), s.rate / 2.0, static_cast<long long>(rows));
+    row(name, time_calls(b, calls, y), static_cast<double>(s.in * s.out), static_cast<double>(bytes));
+  }
+}
+
+// 384 experts of the real widths; rows choose distinct experts at random.
+void bench_moe(backend& b, int rate, const std::vector<int64_t>& row_counts) {
+  constexpr int n_experts = 384, k = 6;
+  constexpr int64_t dim = 5120, width = 2304;
+  const auto book = stored_matrix::codebook::mul1;
+  const test::stored_sample gate = test::trellis_sample(book, rate, dim, width, 1),
+                            up = test::trellis_sample(book, rate, dim, width, 2),
+                            down = test::trellis_sample(book, rate, width, dim, 3);
+  const std::vector<stored_expert> experts(n_experts, {gate.m, up.m, down.m});
+  const auto set = b.load_experts(experts, 0);
+  const int64_t most = *std::max_element(row_counts.begin(), row_counts.end());
+  const tensor x = b.allocate(dtype::f32, {most, dim}, "x"), y = b.allocate(dtype::f32, {most, dim}, "y");
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(most * dim));
+  for (float& v : values) v = normal(random);
+  b.upload(x, values.data(), x.size_bytes());
+  for (const int64_t rows : row_counts) {
+    constexpr int n_calls = 24;
+    std::vector<std::function<void()>> calls;
+    double hit = 0;
+    for (int call = 0; call < n_calls; ++call) {
+      const tensor ids = b.allocate(dtype::i32, {rows, k}, "ids"), w = b.allocate(dtype::f32, {rows, k}, "weights");
+      std::vector<int32_t> chosen;
+      std::vector<bool> used(n_experts);
+      for (int64_t r = 0; r < rows; ++r) {
+        std::vector<int32_t> all(n_experts);
+        for (int e = 0; e < n_experts; ++e) all[static_cast<size_t>(e)] = e;
+        std::shuffle(all.begin(), all.end(), random);
+        chosen.insert(chosen.end(), all.begin(), all.begin() + k);
+        for (int i = 0; i < k; ++i) used[static_cast<size_t>(all[static_cast<size_t>(i)])] = true;
+      }
+      hit += static_cast<double>(std::count(used.begin(), used.end(), true)) / n_calls;
+      b.upload(ids, chosen.data(), ids.size_bytes());
+      const std::vector<float> sixth(chosen.size(), 1.0F / k);
+      b.upload(w, sixth.data(), w.size_bytes());
+      const tensor in = x.slice(0, rows), out = y.slice(0, rows);
+      calls.push_back([&b, &set, ids, w, in, out] { b.experts(out, in, *set, ids, w, 10); });
+    }
+    char name[96];
+    std::snprintf(name, sizeof name, "moe 384 top-6 K=%g m=%lld (%.1f hit)", rate / 2.0, static_cast<long long>(rows),
+                  hit);
+    const double weights = hit * 3 * static_cast<double>(dim * width);
+    row(name, time_calls(b, calls, y), weights, weights * rate / 16);
+  }
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  const auto wanted = [&](const std::string& name) {
+    if (argc < 2) return true;
+    return std::any_of(argv + 1, argv + argc, [&](const char* part) { return name.find(part) != std::string::npos; });
+  };
+  std::string why;
+  const auto devices = list_cuda_devices(why);
+  if (devices.empty()) {
+    std::printf("bench_cuda: not run: %s\n", why.c_str());
+    return 0;
+  }
+  const auto b = make_cuda_backend({});
+  std::printf("# %s\nwhat,median us,least us,weights/s,GB/s,%% of 4.2 TB/s\n", b->name().c_str());
+  if (wanted("gemv"))
+    for (const gemv_shape& s : std::vector<gemv_shape>{{5120, 2304, 6},
+                                                       {2304, 5120, 6},
+                                                       {5120, 2304, 4},
+                                                       {1280, 32768, 10},
+                                                       {8192, 5120, 10},
+                                                       {16384, 16384, 4},
+                                                       {16384, 16384, 6},
+                                                       {16384, 16384, 8},
+                                                       {16384, 16384, 10},
+                                                       {16384, 16384, 6, stored_matrix::codebook::mcg},
+                                                       {5120, 129280, 12}})
+      bench_gemv(*b, s, {1, 4, 8});
+  if (wanted("moe")) bench_moe(*b, 6, {1, 4, 8, 16});
+  return 0;
+}
