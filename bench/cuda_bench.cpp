@@ -1,5 +1,5 @@
 // Kernels of the CUDA backend on shapes of the real model, with cold weights: medians of graph replays and the part of
-// the limit they reach. usage: bench_cuda [name part ...]
+// the limit they reach. usage: bench_cuda [name part ...], e.g. "16384x16384 K=3"
 // Weights are rotated through more than 256 MB, so every call reads them from device memory (exl3-peer-speed's method).
 #include "gpu/cuda_backend.h"
 #include "tests/cuda/stored_samples.h"
@@ -48,44 +48,59 @@ void row(const std::string& name, const timing& t, double weights, double bytes)
   std::fflush(stdout);
 }
 
+std::vector<std::string> parts; // of names to run; empty: all
+bool wanted(const std::string& name) {
+  return parts.empty() || std::any_of(parts.begin(), parts.end(),
+                                      [&](const std::string& p) { return name.find(p) != std::string::npos; });
+}
+
+template <class... Args> std::string text(const char* format, Args... args) {
+  char name[128];
+  std::snprintf(name, sizeof name, format, args...);
+  return name;
+}
+
 struct gemv_shape {
   int64_t in, out;
   int rate; // 2 K
   stored_matrix::codebook book = stored_matrix::codebook::mul1;
 };
 
-void bench_gemv(backend& b, const gemv_shape& s, const std::vector<int64_t>& row_counts) {
-  const test::stored_sample sample = test::trellis_sample(s.book, s.rate, s.in, s.out, 1);
-  const int64_t bytes = s.in * s.out * s.rate / 16;
-  std::vector<std::unique_ptr<matrix>> copies;
-  while (static_cast<int64_t>(copies.size()) * bytes < cold_bytes || copies.size() < 2)
-    copies.push_back(b.load(sample.m));
-  const int64_t most = *std::max_element(row_counts.begin(), row_counts.end());
-  const auto mark = b.allocated_bytes();
-  static_cast<void>(mark);
-  static tensor x, y; // the largest of all shapes, taken once: the backend frees at its end only
-  if (!x) {
-    x = b.allocate(dtype::f32, {4096, 16384}, "x");
-    y = b.allocate(dtype::f32, {64, 129280}, "y");
+// Inputs and outputs of all shapes, taken once: the backend frees at its end only.
+struct activations {
+  tensor x, y;
+  explicit activations(backend& b)
+      : x(b.allocate(dtype::f32, {int64_t{4096} * 16384}, "x")),
+        y(b.allocate(dtype::f32, {int64_t{4096} * 16384}, "y")) {
     std::vector<float> values(static_cast<size_t>(x.n_elements()));
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < values.size(); ++i) values[i] = i < 65536 ? normal(random) : values[i - 65536];
     b.upload(x, values.data(), x.size_bytes());
   }
-  static_cast<void>(most);
+};
+
+void bench_gemv(backend& b, const activations& a, const gemv_shape& s, const std::vector<int64_t>& row_counts) {
+  const auto name_of = [&](int64_t rows) {
+    return text("gemv %s %lldx%lld K=%g m=%lld", name(s.book), static_cast<long long>(s.in),
+                static_cast<long long>(s.out), s.rate / 2.0, static_cast<long long>(rows));
+  };
+  if (std::none_of(row_counts.begin(), row_counts.end(), [&](int64_t rows) { return wanted(name_of(rows)); })) return;
+  const test::stored_sample sample = test::trellis_sample(s.book, s.rate, s.in, s.out, 1);
+  const int64_t bytes = s.in * s.out * s.rate / 16;
+  std::vector<std::unique_ptr<matrix>> copies;
+  while (static_cast<int64_t>(copies.size()) * bytes < cold_bytes || copies.size() < 2)
+    copies.push_back(b.load(sample.m));
   for (const int64_t rows : row_counts) {
+    if (!wanted(name_of(rows))) continue;
     std::vector<std::function<void()>> calls;
-    const size_t n = std::max<size_t>(copies.size(), 24);
+    const size_t n = rows > 64 ? copies.size() : std::max<size_t>(copies.size(), 24);
     for (size_t i = 0; i < n; ++i) {
       const matrix* m = copies[i % copies.size()].get();
-      const tensor in(x.f32(), dtype::f32, {rows, s.in}), out(y.f32(), dtype::f32, {rows, s.out});
+      const tensor in(a.x.f32(), dtype::f32, {rows, s.in}), out(a.y.f32(), dtype::f32, {rows, s.out});
       calls.push_back([&b, m, in, out] { b.linear(out, in, *m); });
     }
-    char name[96];
-    std::snprintf(name, sizeof name, "gemv %lldx%lld K=%g m=%lld", static_cast<long long>(s.in),
-                  static_cast<long long>(s.out), s.rate / 2.0, static_cast<long long>(rows));
-    row(name, time_calls(b, calls, y), static_cast<double>(s.in * s.out), static_cast<double>(bytes));
+    row(name_of(rows), time_calls(b, calls, a.y), static_cast<double>(s.in * s.out), static_cast<double>(bytes));
   }
 }
 
@@ -139,31 +154,21 @@ void bench_moe(backend& b, int rate, const std::vector<int64_t>& row_counts) {
 } // namespace
 
 int main(int argc, char** argv) {
-  const auto wanted = [&](const std::string& name) {
-    if (argc < 2) return true;
-    return std::any_of(argv + 1, argv + argc, [&](const char* part) { return name.find(part) != std::string::npos; });
-  };
+  parts.assign(argv + 1, argv + argc);
   std::string why;
-  const auto devices = list_cuda_devices(why);
-  if (devices.empty()) {
+  if (list_cuda_devices(why).empty()) {
     std::printf("bench_cuda: not run: %s\n", why.c_str());
     return 0;
   }
   const auto b = make_cuda_backend({});
   std::printf("# %s\nwhat,median us,least us,weights/s,GB/s,%% of 4.2 TB/s\n", b->name().c_str());
-  if (wanted("gemv"))
-    for (const gemv_shape& s : std::vector<gemv_shape>{{5120, 2304, 6},
-                                                       {2304, 5120, 6},
-                                                       {5120, 2304, 4},
-                                                       {1280, 32768, 10},
-                                                       {8192, 5120, 10},
-                                                       {16384, 16384, 4},
-                                                       {16384, 16384, 6},
-                                                       {16384, 16384, 8},
-                                                       {16384, 16384, 10},
-                                                       {16384, 16384, 6, stored_matrix::codebook::mcg},
-                                                       {5120, 129280, 12}})
-      bench_gemv(*b, s, {1, 4, 8});
+  const activations a(*b);
+  using book = stored_matrix::codebook;
+  const std::vector<gemv_shape> shapes{
+      {5120, 2304, 4},   {5120, 2304, 6},   {2304, 5120, 6},   {1280, 32768, 10},  {8192, 5120, 10},
+      {16384, 16384, 4}, {16384, 16384, 6}, {16384, 16384, 8}, {16384, 16384, 10}, {16384, 16384, 6, book::mcg},
+      {5120, 129280, 12}};
+  for (const gemv_shape& s : shapes) bench_gemv(*b, a, s, {1, 4, 8});
   if (wanted("moe")) bench_moe(*b, 6, {1, 4, 8, 16});
   return 0;
 }

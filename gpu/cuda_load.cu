@@ -57,16 +57,39 @@ trellis_view trellis_of(const stored_matrix& padded, std::byte* const (&at)[4]) 
   return v;
 }
 
+// From the file's order (tile rows, tiles of a row) to chunks of eight tiles: (in / 16, out / 128, 8 tiles) ->
+// (out / 128, in / 16, 8 tiles). `n_fours`: 16-byte pieces of eight tiles. Grid (chunks, tile rows).
+__global__ void order_by_chunks(uint4* to, const uint4* from, int n_fours) {
+  const int64_t chunk = blockIdx.x, row = blockIdx.y, n_chunks = gridDim.x, n_rows = gridDim.y;
+  for (int i = threadIdx.x; i < n_fours; i += blockDim.x)
+    to[(chunk * n_rows + row) * n_fours + i] = from[(row * n_chunks + chunk) * n_fours + i];
+}
+
+// `staging` holds as many bytes as the trellis.
+void copy_trellis(std::byte* to, const stored_matrix& m, std::byte* staging, cuda_stream on) {
+  const tensor& t = m.trellis;
+  cuda_check(cudaMemcpyAsync(staging, t.data, static_cast<size_t>(t.size_bytes()), cudaMemcpyHostToDevice, on),
+             m.name.c_str());
+  const dim3 grid(static_cast<unsigned>(t.shape[1] / 8), static_cast<unsigned>(t.shape[0]));
+  order_by_chunks<<<grid, 64, 0, on>>>(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4*>(staging),
+                                       static_cast<int>(t.shape[2]));
+  cuda_check_launch(m.name.c_str());
+}
+
 // Copies m to `at` and moves `at` behind it. `checked`: what check_stored made of m.
-matrix_view copy_matrix(const stored_matrix& m, const stored_matrix& checked, std::byte*& at, cuda_stream on) {
+matrix_view copy_matrix(const stored_matrix& m, const stored_matrix& checked, std::byte*& at, std::byte* staging,
+                        cuda_stream on) {
   const stored_parts parts = parts_of(m);
   std::byte* place[4] = {};
   for (int i = 0; i < 4; ++i) {
     const tensor& t = parts.part[i];
     if (!t) continue;
     place[i] = at;
-    cuda_check(cudaMemcpyAsync(at, t.data, static_cast<size_t>(t.size_bytes()), cudaMemcpyHostToDevice, on),
-               m.name.c_str());
+    if (i == 0 && m.how == stored_matrix::format::exl3)
+      copy_trellis(at, m, staging, on);
+    else
+      cuda_check(cudaMemcpyAsync(at, t.data, static_cast<size_t>(t.size_bytes()), cudaMemcpyHostToDevice, on),
+                 m.name.c_str());
     at += aligned(t.size_bytes());
   }
   matrix_view v;
@@ -80,6 +103,20 @@ matrix_view copy_matrix(const stored_matrix& m, const stored_matrix& checked, st
   v.bias = reinterpret_cast<const float*>(place[v.is_trellis ? 3 : 2]);
   return v;
 }
+
+// Memory for a load, given back after the copies are done.
+struct staging_memory {
+  staging_memory(cuda_memory& from, int64_t size_bytes, cuda_stream stream)
+      : memory(from), on(stream), at(size_bytes > 0 ? from.take(size_bytes, "staging of a load", stream) : nullptr) {}
+  ~staging_memory() {
+    if (at == nullptr) return;
+    cudaStreamSynchronize(on);
+    memory.give_back(at);
+  }
+  cuda_memory& memory;
+  cuda_stream on;
+  std::byte* at;
+};
 
 std::unique_ptr<cuda_matrix> owner_of(const stored_matrix& m, const matrix_view& v, int64_t size_bytes) {
   auto made = std::make_unique<cuda_matrix>();
@@ -113,7 +150,8 @@ std::unique_ptr<cuda_matrix> load_cuda_matrix(const stored_matrix& m, cuda_memor
   std::byte* at = block;
   auto made = owner_of(m, {}, bytes);
   made->release = [&memory, block] { memory.give_back(block); };
-  made->view = copy_matrix(m, checked, at, on);
+  const staging_memory staging(memory, m.how == stored_matrix::format::exl3 ? m.trellis.size_bytes() : 0, on);
+  made->view = copy_matrix(m, checked, at, staging.at, on);
   return made;
 }
 
@@ -125,11 +163,12 @@ std::unique_ptr<cuda_expert_set> load_cuda_experts(std::span<const stored_expert
   if (stored.empty()) return set;
   std::vector<stored_matrix> checked;
   const int64_t table_bytes = aligned(static_cast<int64_t>(stored.size() * 3 * sizeof(matrix_view)));
-  int64_t bytes = table_bytes;
+  int64_t bytes = table_bytes, largest = 0;
   for (const stored_expert& e : stored)
     for (const stored_matrix* m : {&e.gate, &e.up, &e.down}) {
       checked.push_back(check_stored(*m));
       bytes += parts_of(*m).size_bytes();
+      if (m->how == stored_matrix::format::exl3) largest = std::max(largest, m->trellis.size_bytes());
     }
   std::byte* const block = memory.take(bytes, "experts from " + stored[0].gate.name, on);
   std::byte* at = block + table_bytes;
@@ -137,10 +176,11 @@ std::unique_ptr<cuda_expert_set> load_cuda_experts(std::span<const stored_expert
   holder->release = [&memory, block] { memory.give_back(block); };
   set->owned.push_back(std::move(holder));
   set->size_bytes = bytes;
+  const staging_memory staging(memory, largest, on);
   std::vector<matrix_view> table;
   for (const stored_expert& e : stored)
     for (const stored_matrix* m : {&e.gate, &e.up, &e.down}) {
-      table.push_back(copy_matrix(*m, checked[table.size()], at, on));
+      table.push_back(copy_matrix(*m, checked[table.size()], at, staging.at, on));
       // The gate and up products of an expert are one launch, so those two share a form as well.
       const size_t like = m == &e.down ? 2 : 0;
       expect_form(table.back(), table[std::min(like, table.size() - 1)], m->name,

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(256, 2) moe_gate_up_kernel(moe_args a) {
   const int expert = a.list.runs[blockIdx.z].expert;
   const trellis_view w = a.table[expert * 3 + which].trellis;
   const int first_block = slice_begin(w.in, slice), n_blocks = slice_begin(w.in, slice + 1) - first_block;
-  block.fetch(w.words, n_chunks * 8, chunk, first_block, n_blocks);
+  block.fetch(w.words, w.in / 16, chunk, first_block, n_blocks);
   if (threadIdx.x == 0) run = a.list.runs[blockIdx.z];
   __syncthreads();
   const int n = run.n_pairs;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(256, 2) moe_down_kernel(moe_args a) {
   const int chunk = blockIdx.x, n_chunks = gridDim.x, n_slices = gridDim.y, slice = blockIdx.y;
   const trellis_view w = a.table[a.list.runs[blockIdx.z].expert * 3 + 2].trellis;
   const int first_block = slice_begin(w.in, slice), n_blocks = slice_begin(w.in, slice + 1) - first_block;
-  block.fetch(w.words, n_chunks * 8, chunk, first_block, n_blocks);
+  block.fetch(w.words, w.in / 16, chunk, first_block, n_blocks);
   if (threadIdx.x == 0) run = a.list.runs[blockIdx.z];
   __syncthreads();
   const int n = run.n_pairs;

@@ -19,7 +19,7 @@
 
 namespace troupe {
 
-constexpr int block_warps = 8;      // each takes one tile row of every 128-input block of the slice
+constexpr int block_warps = 8;      // each takes an eighth of the tile rows of the slice
 constexpr int chunk_columns = 128;  // one Hadamard block of outputs
 constexpr int max_block_rows = 8;   // rows of x a block takes together
 constexpr int max_slice_blocks = 5; // 128-input blocks of a slice
@@ -123,14 +123,12 @@ template <int Rate, stored_matrix::codebook Book, int Groups> struct trellis_blo
       : s(*reinterpret_cast<shared*>(memory)), words(memory + sizeof(shared)), lane(threadIdx.x % 32),
         warp(threadIdx.x / 32) {}
 
-  // Warp w loads tile row w of each block of the slice. tiles_n: tiles of a whole tile row.
-  __device__ void fetch(const uint32_t* matrix, int tiles_n, int chunk, int first_block, int n_blocks) const {
+  // Warp w loads tile rows w * n_blocks .. + n_blocks - 1 of the slice. tiles_k: tile rows of the matrix.
+  __device__ void fetch(const uint32_t* matrix, int tiles_k, int chunk, int first_block, int n_blocks) const {
     const warp_copies copies{&s.barriers[warp]};
     copies.begin(lane, n_blocks * band_bytes);
-    for (int b = 0; b < n_blocks; ++b) {
-      const int64_t band = (static_cast<int64_t>(first_block + b) * 8 + warp) * tiles_n + chunk * 8;
-      copies.copy(lane, words + (warp * n_blocks + b) * band_bytes, matrix + band * (4 * Rate), band_bytes);
-    }
+    const int64_t band = static_cast<int64_t>(chunk) * tiles_k + first_block * 8 + warp * n_blocks;
+    copies.copy(lane, words + warp * n_blocks * band_bytes, matrix + band * (band_bytes / 4), n_blocks * band_bytes);
   }
 
   // x * suh, Hadamard, then the form's activations in fragment order. Ends with a block barrier.
@@ -161,7 +159,7 @@ template <int Rate, stored_matrix::codebook Book, int Groups> struct trellis_blo
       const int row = job / n_blocks, block = job % n_blocks;
       uint32_t top = 0;
       for (int b = 0; b < n_blocks; ++b) top = max(top, s.largest[row][b]);
-      store(v[j], row, block, __uint_as_float(top), n_blocks);
+      store(v[j], row, block, __uint_as_float(top));
     }
     __syncthreads();
     if (form == trellis_form::bytes && threadIdx.x < x.n) {
@@ -173,7 +171,7 @@ template <int Rate, stored_matrix::codebook Book, int Groups> struct trellis_blo
 
   // Rows past x.n: zeros would cost time and nothing reads their sums, so their activations stay undefined. In the byte
   // form any bits are numbers; in the f16 form a NaN stays in its own column of the product.
-  __device__ void store(const float (&v)[4], int row, int block, float top, int n_blocks) const {
+  __device__ void store(const float (&v)[4], int row, int block, float top) const {
     const int tile = lane / 4, j = lane % 4; // elements 4 j .. 4 j + 3 of tile row `tile` of the block
     if constexpr (form == trellis_form::bytes) {
       const bool finite = top < INFINITY; // false for NaN too
@@ -194,7 +192,7 @@ template <int Rate, stored_matrix::codebook Book, int Groups> struct trellis_blo
       if (lane == 0 && block == 0) s.scale[row] = finite ? top / 127.0F : NAN;
       // Byte order of a row of a tile: k = 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15.
       const int at = 8 * (j & 1) + 2 * (j / 2);
-      uint8_t* to = s.x + ((tile_row(block, tile, n_blocks) * Groups + row / 4) * 8 + row % 4 * 2) * 16 + at;
+      uint8_t* to = s.x + (((block * 8 + tile) * Groups + row / 4) * 8 + row % 4 * 2) * 16 + at;
       *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(main);
       *reinterpret_cast<uint16_t*>(to + 4) = static_cast<uint16_t>(main >> 16);
       *reinterpret_cast<uint16_t*>(to + 16) = static_cast<uint16_t>(rest);
@@ -206,14 +204,11 @@ template <int Rate, stored_matrix::codebook Book, int Groups> struct trellis_blo
       const float by = exp2f(static_cast<float>(exponent));
       const __half2 low = __floats2half2_rn(v[0] * by, v[1] * by), high = __floats2half2_rn(v[2] * by, v[3] * by);
       const int at = 16 * (j & 1) + 4 * (j / 2);
-      uint8_t* to = s.x + (tile_row(block, tile, n_blocks) * 8 + row) * 32 + at;
+      uint8_t* to = s.x + ((block * 8 + tile) * 8 + row) * 32 + at;
       *reinterpret_cast<__half2*>(to) = low;
       *reinterpret_cast<__half2*>(to + 8) = high;
     }
   }
-
-  // Warp w walks its rows b = 0 .. n_blocks - 1, so they lie together.
-  static __device__ int tile_row(int block, int tile, int n_blocks) { return tile * n_blocks + block; }
 
   // This warp's part of the product, then the block's, in `words` as (warps, rows, 128) f32 sums. Used: groups of four
   // rows that hold any.

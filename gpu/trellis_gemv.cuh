@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(256, 2) trellis_gemv_kernel(gemv_args a) {
   const int first_row = blockIdx.z * max_block_rows, n_rows = min(max_block_rows, a.n_rows - first_row);
   const int first_block = slice_begin(a.w.in, slice), n_blocks = slice_begin(a.w.in, slice + 1) - first_block;
 
-  block.fetch(a.w.words, n_chunks * 8, chunk, first_block, n_blocks);
+  block.fetch(a.w.words, a.w.in / 16, chunk, first_block, n_blocks);
   block_rows x;
   x.x = a.x + first_row * a.x_stride;
   x.stride = a.x_stride;

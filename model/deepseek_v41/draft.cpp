@@ -46,7 +46,11 @@ draft_result drafter::draft(step_context& ctx, std::span<const layer_cache> stag
   be_.rms_norm(normed, hidden, w_.norm, c_.eps);
   out.logits.resize(static_cast<size_t>(n * c_.vocabulary));
   ends_.logits(ends_.head(), normed, out.logits);
-  ctx.show("draft_base_logits", tensor(out.logits.data(), dtype::f32, {n, c_.vocabulary}));
+  if (ctx.seen) { // on the device for the observer, as all that it sees
+    const tensor seen = be_.allocate(dtype::f32, {n, c_.vocabulary}, "draft logits for an observer");
+    be_.upload(seen, out.logits.data(), seen.size_bytes());
+    ctx.show("draft_base_logits", seen);
+  }
   out.confidence.resize(static_cast<size_t>(n));
   be_.linear(confidence_.slice(0, n), hidden, *w_.confidence_x);
   be_.download(out.confidence.data(), confidence_, n * 4);

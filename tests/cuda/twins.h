@@ -80,20 +80,20 @@ public:
   void near(const char* what, const twin_tensor& t, double bound) {
     const auto a = read_device(t), b = read_host(t);
     const double error = relative_error(a, b);
-    MESSAGE(what << ": max error " << error << ", bound " << bound);
-    CHECK_MESSAGE(error <= bound, what);
+    MESSAGE(std::string(what) << ": max error " << error << ", bound " << bound);
+    CHECK_MESSAGE(error <= bound, std::string(what));
   }
   // The same with sqrt(sum of squares) of both.
   void near_rms(const char* what, const twin_tensor& t, double bound) {
     const double error = rms_error(read_device(t), read_host(t));
-    MESSAGE(what << ": rms error " << error << ", bound " << bound);
-    CHECK_MESSAGE(error <= bound, what);
+    MESSAGE(std::string(what) << ": rms error " << error << ", bound " << bound);
+    CHECK_MESSAGE(error <= bound, std::string(what));
   }
   // Bit for bit.
   void equal(const char* what, const twin_tensor& t) {
     const bool same = read_device<uint8_t>(t) == read_host<uint8_t>(t);
-    MESSAGE(what << ": " << (same ? "equal bits" : "bits differ"));
-    CHECK_MESSAGE(same, what);
+    MESSAGE(std::string(what) << ": " << std::string(same ? "equal bits" : "bits differ"));
+    CHECK_MESSAGE(same, std::string(what));
   }
 
   std::unique_ptr<backend> host, device;

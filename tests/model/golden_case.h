@@ -10,6 +10,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -118,12 +119,14 @@ struct captured_tensor {
 };
 using capture = std::map<std::pair<int32_t, std::string>, captured_tensor>;
 
-inline observer capture_into(capture& to) {
-  return [&to](std::string_view name, int32_t layer, tensor t) {
+inline observer capture_into(backend& be, capture& to) {
+  return [&be, &to](std::string_view name, int32_t layer, tensor t) {
     captured_tensor& c = to[{layer, std::string(name)}];
     c.width = t.row_elements();
-    for (int64_t i = 0; i < t.n_elements(); ++i)
-      c.values.push_back(t.type == dtype::i32 ? static_cast<float>(t.i32()[i]) : t.f32()[i]);
+    std::vector<float> seen(static_cast<size_t>(t.n_elements()));
+    be.download(seen.data(), t, t.size_bytes());
+    for (const float v : seen)
+      c.values.push_back(t.type == dtype::i32 ? static_cast<float>(std::bit_cast<int32_t>(v)) : v);
   };
 }
 

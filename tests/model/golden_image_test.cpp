@@ -58,7 +58,7 @@ TEST_CASE("golden model: an image in the prompt agrees at every chunk size, on o
       on_ranks(n_ranks, [&](backend& be, int rank) {
         capture seen;
         runner r(be, from, static_cast<int64_t>(ids.size()), prefill_mode::exact, 0, true);
-        r.of().observe(capture_into(seen), static_cast<int64_t>(ids.size()));
+        r.of().observe(capture_into(be, seen), static_cast<int64_t>(ids.size()));
         r.images = {span};
         r.handles = {r.of().encode_patches(patches, grid[0], grid[1])};
         const std::vector<float> logits = r.prefill(std::span(ids).first(n_prompt), chunk);

@@ -24,15 +24,15 @@ case_run run_case(backend& be, const case_folder& from, std::span<const int32_t>
   case_run run;
   runner r(be, from, static_cast<int64_t>(ids.size()));
   r.of().round_caches(round_caches);
-  if (look) r.of().observe(capture_into(run.prompt), static_cast<int64_t>(ids.size()));
+  if (look) r.of().observe(capture_into(be, run.prompt), static_cast<int64_t>(ids.size()));
   run.prompt_logits = r.prefill(ids.first(n_prompt), chunk);
   const auto vocabulary = static_cast<size_t>(r.of().settings().vocabulary);
   for (size_t at = n_prompt; at < ids.size(); ++at) {
-    if (look) r.of().observe(capture_into(run.decode), static_cast<int64_t>(ids.size()));
+    if (look) r.of().observe(capture_into(be, run.decode), static_cast<int64_t>(ids.size()));
     const std::vector<float> logits = r.step(ids.subspan(at, 1), static_cast<int64_t>(at), 1);
     run.decode_logits.insert(run.decode_logits.end(), logits.begin(), logits.end());
     if (look && at == n_prompt)
-      r.of().observe(capture_into(run.first_draft), static_cast<int64_t>(ids.size()));
+      r.of().observe(capture_into(be, run.first_draft), static_cast<int64_t>(ids.size()));
     else
       r.of().observe(nullptr, 0);
     const auto position = static_cast<int64_t>(at) + 1;
@@ -222,7 +222,7 @@ void run_isolated(const golden_name& g) {
   on_ranks(1, [&](backend& be, int) {
     capture seen;
     runner r(be, from, static_cast<int64_t>(n_prompt));
-    const observer keep = capture_into(seen);
+    const observer keep = capture_into(be, seen);
     r.of().observe(
         [&](std::string_view name, int32_t layer, tensor t) {
           keep(name, layer, t);
@@ -230,7 +230,7 @@ void run_isolated(const golden_name& g) {
           if ((name != "stream" && name != "hc_ffn_pre") || !want.has(golden)) return;
           const std::vector<float> v = want.floats(golden);
           REQUIRE(static_cast<int64_t>(v.size()) == t.n_elements());
-          std::copy(v.begin(), v.end(), t.f32());
+          be.upload(t, v.data(), t.size_bytes());
         },
         static_cast<int64_t>(n_prompt));
     r.prefill(std::span(ids).first(n_prompt), n_prompt, false);
