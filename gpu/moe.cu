@@ -20,20 +20,25 @@ __global__ void __launch_bounds__(plan_threads) plan_runs_kernel(moe_args a) {
   __syncthreads();
   for (int p = me; p < n_pairs; p += plan_threads) {
     const int e = a.ids[p] - a.first;
-    if (e >= 0 && e < a.n_experts) atomicAdd(&count[e], 1);
+    if (e >= 0 && e < a.n_experts)
+      atomicAdd(&count[e], 1);
+    else
+      a.list.places[p].run = -1;
   }
   __syncthreads();
-  // Inclusive sums of pairs and of runs over experts.
-  first[me] = count[me];
-  first_run[me] = (count[me] + max_run_rows - 1) / max_run_rows;
-  __syncthreads();
-  for (int step = 1; step < plan_threads; step *= 2) {
-    const int pairs = me >= step ? first[me - step] : 0, runs = me >= step ? first_run[me - step] : 0;
-    __syncthreads();
-    first[me] += pairs;
-    first_run[me] += runs;
-    __syncthreads();
+  // Inclusive sums of pairs and of runs over experts: in a warp, then over the warps' ends.
+  int pairs = count[me], runs = (count[me] + max_run_rows - 1) / max_run_rows;
+  for (int step = 1; step < 32; step *= 2) {
+    const int p = __shfl_up_sync(0xFFFFFFFF, pairs, step), r = __shfl_up_sync(0xFFFFFFFF, runs, step);
+    if (lane >= step) pairs += p, runs += r;
   }
+  __shared__ int32_t pair_ends[32], run_ends[32];
+  if (lane == 31) pair_ends[me / 32] = pairs, run_ends[me / 32] = runs;
+  __syncthreads();
+  for (int w = 0; w < me / 32; ++w) pairs += pair_ends[w], runs += run_ends[w];
+  first[me] = pairs;
+  first_run[me] = runs;
+  __syncthreads();
   if (me == plan_threads - 1) *a.list.n_runs = first_run[me];
   for (int e = me / 32; e < a.n_experts; e += plan_threads / 32) {
     const int n = count[e], run0 = first_run[e] - (n + max_run_rows - 1) / max_run_rows, pair0 = first[e] - n;
@@ -46,6 +51,7 @@ __global__ void __launch_bounds__(plan_threads) plan_runs_kernel(moe_args a) {
         const int at = found + __popc(votes & ((1U << lane) - 1));
         expert_run& run = a.list.runs[run0 + at / max_run_rows];
         run.pair[at % max_run_rows] = p;
+        a.list.places[p] = {run0 + at / max_run_rows, at % max_run_rows};
         if (at % max_run_rows == 0) {
           run.expert = e;
           run.first = pair0 + at;
@@ -120,18 +126,29 @@ private:
   int64_t used_ = 0;
 };
 
+bool uses_bytes(const cuda_expert_set& set) {
+  const auto mul1 = stored_matrix::codebook::mul1;
+  return set.gate.trellis.book == mul1 && set.down.trellis.book == mul1 && moe_bytes_fit(set.gate.in, set.gate.out);
+}
+
 // Lays the buffers of a.rows rows out and tells how many bytes they take.
-int64_t cut_buffers(moe_args& a, const cuda_lane& lane, bool is_trellis) {
+int64_t cut_buffers(moe_args& a, const cuda_lane& lane, const cuda_expert_set& set) {
   scratch_cut cut(lane);
   const int64_t pairs = static_cast<int64_t>(a.rows) * a.k;
   a.hidden = cut.take<float>(pairs * a.width);
   a.outputs = cut.take<float>(pairs * a.dim);
-  if (!is_trellis) return cut.used();
+  if (!set.is_trellis) return cut.used();
   a.list.n_runs = cut.take<int32_t>(1);
   a.list.runs = cut.take<expert_run>(pairs);
-  const int dim = padded_chunks(a.dim), width = padded_chunks(a.width);
-  const int64_t parts = std::max(width * 2 * slices_of(dim * 128), dim * slices_of(width * 128));
-  a.partial = cut.take<float>(pairs * parts * chunk_columns);
+  a.list.places = cut.take<run_place>(pairs);
+  if (uses_bytes(set)) {
+    a.partial = cut.take<float>(0);
+    cut.take<std::byte>(moe_bytes_scratch(a));
+  } else {
+    const int dim = padded_chunks(a.dim), width = padded_chunks(a.width);
+    const int64_t parts = std::max(width * 2 * slices_of(dim * 128), dim * slices_of(width * 128));
+    a.partial = cut.take<float>(pairs * parts * chunk_columns);
+  }
   a.counters = lane.counters;
   return cut.used();
 }
@@ -141,6 +158,11 @@ void trellis_experts(const moe_args& a, const cuda_expert_set& set, cuda_stream 
   cuda_check_launch("experts: runs");
   using book = stored_matrix::codebook;
   const int32_t up = set.gate.trellis.rate, down = set.down.trellis.rate;
+  if (uses_bytes(set)) {
+    moe_gate_up_bytes(a, up, on);
+    moe_down_bytes(a, down, on);
+    return;
+  }
   switch (set.gate.trellis.book) {
   case book::mul1: moe_gate_up_mul1(a, up, on); break;
   case book::mcg: moe_gate_up_mcg(a, up, on); break;
@@ -174,17 +196,20 @@ void experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor ids, te
   TROUPE_CHECK(set.n_experts <= max_set_experts, "at most 1024 experts a layer and rank");
   moe_args a;
   a.k = static_cast<int32_t>(ids.shape[1]);
-  a.dim = set.gate.in;
+  a.dim = static_cast<int32_t>(y.n_elements() / n_rows);
   a.width = set.gate.out;
   a.first = set.first;
   a.n_experts = set.n_experts;
   a.limit = limit;
   a.table = set.table;
+  a.n_multiprocessors = lane.n_multiprocessors;
   // Counters: a run has one for each chunk of either product. 65535: the grid's third dimension.
   const int64_t chunks = std::max(padded_chunks(a.dim), padded_chunks(a.width));
   int64_t slab = std::min<int64_t>({n_rows, lane.n_counters / chunks / a.k, 65535 / a.k});
-  a.rows = 1;
-  slab = std::min(slab, lane.scratch_bytes / (cut_buffers(a, lane, set.is_trellis) + 256));
+  for (; slab > 0; slab /= 2) {
+    a.rows = static_cast<int32_t>(slab);
+    if (cut_buffers(a, lane, set) <= lane.scratch_bytes) break;
+  }
   TROUPE_CHECK(slab > 0, "the scratch of a lane holds the experts of one row");
   for (int64_t first = 0; first < n_rows; first += slab) {
     a.rows = static_cast<int32_t>(std::min(slab, n_rows - first));
@@ -192,7 +217,7 @@ void experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor ids, te
     a.y = y.f32() + first * a.dim;
     a.ids = ids.i32() + first * a.k;
     a.weights = weights.f32() + first * a.k;
-    cut_buffers(a, lane, set.is_trellis);
+    cut_buffers(a, lane, set);
     if (set.n_experts > 0) set.is_trellis ? trellis_experts(a, set, lane.on) : plain_experts(a, set, lane.on);
     sum_slots_kernel<<<dim3(blocks_of(a.dim, 256), a.rows), 256, 0, lane.on>>>(a);
     cuda_check_launch("experts: sum of slots");

@@ -16,10 +16,16 @@ struct expert_run {
   int32_t pair[max_run_rows]; // ascending
 };
 
+// Where a pair stands; run < 0: its expert is not in the set.
+struct run_place {
+  int32_t run, at;
+};
+
 // In device memory, made by plan_runs.
 struct run_list {
   int32_t* n_runs = nullptr;
-  expert_run* runs = nullptr; // room for one run a pair
+  expert_run* runs = nullptr;  // room for one run a pair
+  run_place* places = nullptr; // (pairs)
 };
 
 struct moe_args {
@@ -35,7 +41,14 @@ struct moe_args {
   float* outputs = nullptr; // (pairs, dim)
   float* partial = nullptr; // (sorted pairs, chunks, parts, 128) of the larger of the two products
   uint32_t* counters = nullptr;
+  int32_t n_multiprocessors = 0;
 };
+
+// No more runs than pairs, nor than one an expert and one for each full eight.
+inline int most_runs(const moe_args& a) {
+  const int pairs = a.rows * a.k, full = a.n_experts + pairs / max_run_rows;
+  return pairs < full ? pairs : full;
+}
 
 // y = sum over slots of this rank, in slot order. In slabs of rows that fit the lane's scratch.
 void experts_cuda(tensor y, tensor x, const cuda_expert_set&, tensor ids, tensor weights, float limit,
@@ -44,7 +57,14 @@ void experts_cuda(tensor y, tensor x, const cuda_expert_set&, tensor ids, tensor
 void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_view& up, const matrix_view& down,
                     float limit, const cuda_lane&);
 
-// The two products of all runs, for a rate each. moe_trellis_*.cu
+// The two products of all runs in the byte form, which serves codebook mul1 when the widths fit; their buffers lie at
+// `partial`. moe_bytes.cu
+bool moe_bytes_fit(int32_t dim, int32_t width);
+int64_t moe_bytes_scratch(const moe_args&);
+void moe_gate_up_bytes(const moe_args&, int32_t rate, cuda_stream on);
+void moe_down_bytes(const moe_args&, int32_t rate, cuda_stream on);
+
+// The two products of all runs in the f16 form, for a rate each. moe_trellis_*.cu
 void moe_gate_up_mul1(const moe_args&, int32_t rate, cuda_stream on);
 void moe_down_mul1(const moe_args&, int32_t rate, cuda_stream on);
 void moe_gate_up_mcg(const moe_args&, int32_t rate, cuda_stream on);

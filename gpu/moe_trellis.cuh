@@ -5,21 +5,13 @@
 #pragma once
 
 #include "gpu/cuda_check.h"
+#include "gpu/gated.cuh"
 #include "gpu/moe_cuda.h"
 #include "gpu/trellis_block.cuh"
 
 #include <algorithm>
 
 namespace troupe {
-
-__device__ __forceinline__ float silu_device(float v) { return v / (1.0F + expf(-v)); }
-// silu(min(g, limit)) * clamp(u, -limit, limit) * weight; limit <= 0: no clamp.                         model.md 2.6
-__device__ __forceinline__ float gated(float g, float u, float weight, float limit) {
-  const float a = limit > 0 ? fminf(g, limit) : g;
-  const float b = limit > 0 ? fminf(fmaxf(u, -limit), limit) : u;
-  // fminf and fmaxf drop a NaN; a poisoned row stays visibly poisoned.
-  return isnan(g) || isnan(u) ? NAN : silu_device(a) * b * weight;
-}
 
 // Grid (chunks of the width, 2 * slices, runs): gate in the lower half of y, up in the upper one.
 template <int Rate, stored_matrix::codebook Book>
@@ -28,7 +20,7 @@ __global__ void __launch_bounds__(256, 2) moe_gate_up_kernel(moe_args a) {
   __shared__ expert_run run;
   __shared__ int32_t row_of[max_run_rows];
   if (blockIdx.z >= *a.list.n_runs) return;
-  using block_type = trellis_block<Rate, Book, 2>;
+  using block_type = trellis_block<Rate, Book>;
   const block_type block(memory);
   const int chunk = blockIdx.x, n_chunks = gridDim.x, n_slices = gridDim.y / 2, which = blockIdx.y / n_slices,
             slice = blockIdx.y % n_slices;
@@ -42,10 +34,7 @@ __global__ void __launch_bounds__(256, 2) moe_gate_up_kernel(moe_args a) {
   if (threadIdx.x < n) row_of[threadIdx.x] = run.pair[threadIdx.x] / a.k;
   __syncthreads();
   block.transform({a.x, a.dim, a.dim, n, row_of}, w.suh, first_block, n_blocks);
-  if (n <= 4)
-    block.template multiply<1>(n_blocks);
-  else
-    block.template multiply<2>(n_blocks);
+  block.multiply(n_blocks);
 
   const int n_parts = 2 * n_slices;
   const int64_t row_stride = static_cast<int64_t>(n_chunks) * n_parts * chunk_columns;
@@ -74,7 +63,7 @@ __global__ void __launch_bounds__(256, 2) moe_down_kernel(moe_args a) {
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ expert_run run;
   if (blockIdx.z >= *a.list.n_runs) return;
-  using block_type = trellis_block<Rate, Book, 2>;
+  using block_type = trellis_block<Rate, Book>;
   const block_type block(memory);
   const int chunk = blockIdx.x, n_chunks = gridDim.x, n_slices = gridDim.y, slice = blockIdx.y;
   const trellis_view w = a.table[a.list.runs[blockIdx.z].expert * 3 + 2].trellis;
@@ -84,10 +73,7 @@ __global__ void __launch_bounds__(256, 2) moe_down_kernel(moe_args a) {
   __syncthreads();
   const int n = run.n_pairs;
   block.transform({a.hidden, a.width, a.width, n, run.pair}, w.suh, first_block, n_blocks);
-  if (n <= 4)
-    block.template multiply<1>(n_blocks);
-  else
-    block.template multiply<2>(n_blocks);
+  block.multiply(n_blocks);
 
   const int64_t row_stride = static_cast<int64_t>(n_chunks) * n_slices * chunk_columns;
   float* partial = a.partial + run.first * row_stride + static_cast<int64_t>(chunk) * n_slices * chunk_columns;
@@ -106,9 +92,6 @@ __global__ void __launch_bounds__(256, 2) moe_down_kernel(moe_args a) {
 }
 
 inline int padded_chunks(int n) { return (n + 127) / 128; }
-// No more runs than pairs, nor than one a expert and one for each full eight.
-inline int most_runs(const moe_args& a) { return std::min(a.rows * a.k, a.n_experts + a.rows * a.k / max_run_rows); }
-
 template <class Kernel>
 void launch_moe(const Kernel& kernel, int bytes, int chunks, int parts, const moe_args& a, cuda_stream on) {
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
@@ -119,13 +102,12 @@ void launch_moe(const Kernel& kernel, int bytes, int chunks, int parts, const mo
 
 template <int Rate, stored_matrix::codebook Book> void launch_gate_up(const moe_args& a, cuda_stream on) {
   const int in = padded_chunks(a.dim) * 128, slices = slices_of(in);
-  launch_moe(moe_gate_up_kernel<Rate, Book>,
-             trellis_block<Rate, Book, 2>::shared_bytes((in / 128 + slices - 1) / slices), padded_chunks(a.width),
-             2 * slices, a, on);
+  launch_moe(moe_gate_up_kernel<Rate, Book>, trellis_block<Rate, Book>::shared_bytes((in / 128 + slices - 1) / slices),
+             padded_chunks(a.width), 2 * slices, a, on);
 }
 template <int Rate, stored_matrix::codebook Book> void launch_down(const moe_args& a, cuda_stream on) {
   const int in = padded_chunks(a.width) * 128, slices = slices_of(in);
-  launch_moe(moe_down_kernel<Rate, Book>, trellis_block<Rate, Book, 2>::shared_bytes((in / 128 + slices - 1) / slices),
+  launch_moe(moe_down_kernel<Rate, Book>, trellis_block<Rate, Book>::shared_bytes((in / 128 + slices - 1) / slices),
              padded_chunks(a.dim), slices, a, on);
 }
 

@@ -1,14 +1,13 @@
-// What one thread block does for a product with an EXL3 matrix: 128 output columns (a chunk), one slice of the inputs,
-// up to eight rows. Kernels put chunks, slices and epilogues together.              Spec: exl3.md 6, 9.4, 13.2 - 13.5.
+// What one thread block does for a product with an EXL3 matrix in the f16 form: 128 output columns (a chunk), one slice
+// of the inputs, up to eight rows. Kernels put chunks, slices and epilogues together.  Spec: exl3.md
+// 6, 9.3, 13.2, 13.3.
 //
-// Two numeric forms, chosen by the codebook so that a matrix has one form for every number of rows:
-//   mul1         the byte form: the product P = s * 0x83DCD12D is fed as four u8 to integer mma; activations are two
-//                int8 terms, x = q (i + r / 254), q one scale per row and slice. Sums are exact integers in a warp.
-//   mcg, 3inst   the f16 form: decoded f16 weights, activations as f16 multiples of a power of two, f32 sums.
-// Order of sums (the same for any number of rows): in a warp over its tile rows; warps 0 .. 7; slices ascending.
+// Decoded f16 weights are the A operand, activations as f16 multiples of a power of two the B operand, sums f32. It
+// serves the codebooks mcg and 3inst; mul1 has a faster form (byte_product.cuh) and comes here when it is too wide for
+// that or when that form was parked. Order of sums, the same for any number of rows: in a warp over its tile rows;
+// warps 0 .. 7; slices ascending.
 //
-// Bound by instructions on Hopper: about 30 issue slots per 256-weight tile in the byte form at K = 3 (two shifts per
-// window on two pipes, one multiply, two mma), while the packed bytes need half of that time.
+// Bound by instructions on Hopper: window extraction and the codebook take about 60 issue slots for a tile of 256.
 #pragma once
 
 #include "gpu/async_copy.cuh"
@@ -25,8 +24,6 @@ constexpr int max_block_rows = 8;   // rows of x a block takes together
 constexpr int max_slice_blocks = 5; // 128-input blocks of a slice
 constexpr float inverse_root_128 = 0.088388347648F;
 constexpr float mul1_step = 0.00676727294921875F, mul1_bias = -10.3828125F;
-
-enum class trellis_form : uint8_t { bytes, halves };
 
 __host__ __device__ constexpr int slices_of(int in) {
   const int n = in / 128;
@@ -90,21 +87,15 @@ struct block_rows {
   __device__ __forceinline__ const float* row(int r) const { return x + (index != nullptr ? index[r] : r) * stride; }
 };
 
-// Groups: groups of four rows (bytes: 1 or 2; halves: always 2, one mma takes eight rows).
-template <int Rate, stored_matrix::codebook Book, int Groups> struct trellis_block {
-  static constexpr trellis_form form =
-      Book == stored_matrix::codebook::mul1 ? trellis_form::bytes : trellis_form::halves;
-  static constexpr int rows = form == trellis_form::bytes ? 4 * Groups : 8;
-  static constexpr int band_bytes = 128 * Rate;                                    // eight tiles of one tile row
-  static constexpr int x_bytes = form == trellis_form::bytes ? 128 * Groups : 256; // of one tile row
-  using sum = std::conditional_t<form == trellis_form::bytes, int, float>;
+template <int Rate, stored_matrix::codebook Book> struct trellis_block {
+  static constexpr int rows = max_block_rows;
+  static constexpr int band_bytes = 128 * Rate; // eight tiles of one tile row
+  static constexpr int x_bytes = 256;           // of one tile row
 
   struct shared {
     uint64_t barriers[block_warps];
     float scale[max_block_rows];                        // q of each row
-    float total[max_block_rows];                        // sum of i + r / 254 of each row, in units of q
     uint32_t largest[max_block_rows][max_slice_blocks]; // bits of max |x|
-    int32_t sums[max_block_rows][max_slice_blocks];     // sum of 254 i + r
     alignas(16) uint8_t x[max_slice_blocks * 8 * x_bytes];
   };
   static __host__ __device__ constexpr int words_bytes(int n_blocks) {
@@ -162,122 +153,51 @@ template <int Rate, stored_matrix::codebook Book, int Groups> struct trellis_blo
       store(v[j], row, block, __uint_as_float(top));
     }
     __syncthreads();
-    if (form == trellis_form::bytes && threadIdx.x < x.n) {
-      int64_t all = 0;
-      for (int b = 0; b < n_blocks; ++b) all += s.sums[threadIdx.x][b];
-      s.total[threadIdx.x] = static_cast<float>(all) / 254.0F;
-    }
   }
 
-  // Rows past x.n: zeros would cost time and nothing reads their sums, so their activations stay undefined. In the byte
-  // form any bits are numbers; in the f16 form a NaN stays in its own column of the product.
+  // Rows past x.n: nothing reads their sums, so their activations stay undefined; a NaN stays in its own column.
   __device__ void store(const float (&v)[4], int row, int block, float top) const {
     const int tile = lane / 4, j = lane % 4; // elements 4 j .. 4 j + 3 of tile row `tile` of the block
-    if constexpr (form == trellis_form::bytes) {
-      const bool finite = top < INFINITY; // false for NaN too
-      const float by = top > 0 ? 127.0F / top : 0.0F;
-      int32_t sum = 0;
-      uint32_t main = 0, rest = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float t = finite ? v[i] * by : 0.0F;
-        const int32_t a = max(-127, min(127, __float2int_rn(t)));
-        const int32_t r = max(-127, min(127, __float2int_rn((t - static_cast<float>(a)) * 254.0F)));
-        sum += 254 * a + r;
-        main |= static_cast<uint32_t>(a & 255) << (8 * i);
-        rest |= static_cast<uint32_t>(r & 255) << (8 * i);
-      }
-      sum = __reduce_add_sync(0xFFFFFFFF, sum);
-      if (lane == 0) s.sums[row][block] = sum;
-      if (lane == 0 && block == 0) s.scale[row] = finite ? top / 127.0F : NAN;
-      // Byte order of a row of a tile: k = 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15.
-      const int at = 8 * (j & 1) + 2 * (j / 2);
-      uint8_t* to = s.x + (((block * 8 + tile) * Groups + row / 4) * 8 + row % 4 * 2) * 16 + at;
-      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(main);
-      *reinterpret_cast<uint16_t*>(to + 4) = static_cast<uint16_t>(main >> 16);
-      *reinterpret_cast<uint16_t*>(to + 16) = static_cast<uint16_t>(rest);
-      *reinterpret_cast<uint16_t*>(to + 20) = static_cast<uint16_t>(rest >> 16);
-    } else {
-      // The largest power of two of the row to 2^13: far from overflow, and small values keep their bits.
-      const int exponent = top > 0 && top < INFINITY ? 13 - ilogbf(top) : 0;
-      if (lane == 0 && block == 0) s.scale[row] = exp2f(static_cast<float>(-exponent));
-      const float by = exp2f(static_cast<float>(exponent));
-      const __half2 low = __floats2half2_rn(v[0] * by, v[1] * by), high = __floats2half2_rn(v[2] * by, v[3] * by);
-      const int at = 16 * (j & 1) + 4 * (j / 2);
-      uint8_t* to = s.x + ((block * 8 + tile) * 8 + row) * 32 + at;
-      *reinterpret_cast<__half2*>(to) = low;
-      *reinterpret_cast<__half2*>(to + 8) = high;
-    }
+    // The largest power of two of the row to 2^13: far from overflow, and small values keep their bits.
+    const int exponent = top > 0 && top < INFINITY ? 13 - ilogbf(top) : 0;
+    if (lane == 0 && block == 0) s.scale[row] = exp2f(static_cast<float>(-exponent));
+    const float by = exp2f(static_cast<float>(exponent));
+    const __half2 low = __floats2half2_rn(v[0] * by, v[1] * by), high = __floats2half2_rn(v[2] * by, v[3] * by);
+    // Element order of a row of a tile: k = 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15.
+    uint8_t* to = s.x + ((block * 8 + tile) * 8 + row) * 32 + 16 * (j & 1) + 4 * (j / 2);
+    *reinterpret_cast<__half2*>(to) = low;
+    *reinterpret_cast<__half2*>(to + 8) = high;
   }
 
-  // This warp's part of the product, then the block's, in `words` as (warps, rows, 128) f32 sums. Used: groups of four
-  // rows that hold any.
-  template <int Used = Groups> __device__ void multiply(int n_blocks) const {
-    constexpr int sets = form == trellis_form::bytes ? Used : 1;
-    sum c[sets][8][4] = {};
+  // This warp's part of the product, then the block's, in `words` as (warps, rows, 128) f32 sums.
+  __device__ void multiply(int n_blocks) const {
+    float c[8][4] = {};
     const lane_windows<Rate> windows(lane);
     warp_copies{&s.barriers[warp]}.wait();
     for (int b = 0; b < n_blocks; ++b) {
-      uint32_t x[sets][4];
-      load_x(x, warp * n_blocks + b);
+      const uint2 x = reinterpret_cast<const uint2*>(s.x)[(warp * n_blocks + b) * 32 + lane];
       const auto* band = reinterpret_cast<const uint32_t*>(words + (warp * n_blocks + b) * band_bytes);
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
         uint32_t w[8];
         windows.states(band + t * (4 * Rate), w);
-        if constexpr (form == trellis_form::bytes) {
 #pragma unroll
-          for (uint32_t& p : w) p *= 0x83DCD12DU;
-#pragma unroll
-          for (int g = 0; g < sets; ++g) {
-            mma_bytes(c[g][t], w[0], w[4], w[1], w[5], x[g][0], x[g][1]);
-            mma_bytes(c[g][t], w[2], w[6], w[3], w[7], x[g][2], x[g][3]);
-          }
-        } else {
-#pragma unroll
-          for (uint32_t& p : w) p = decode_state<Book>(p);
-          mma_halves(c[0][t], w[0] | w[1] << 16, w[4] | w[5] << 16, w[2] | w[3] << 16, w[6] | w[7] << 16, x[0][0],
-                     x[0][1]);
-        }
+        for (uint32_t& p : w) p = decode_state<Book>(p);
+        mma_halves(c[t], w[0] | w[1] << 16, w[4] | w[5] << 16, w[2] | w[3] << 16, w[6] | w[7] << 16, x.x, x.y);
       }
     }
     __syncthreads(); // every warp has read its words
     float* out = reinterpret_cast<float*>(words) + warp * rows * chunk_columns;
     const int column = lane / 4, pair = lane % 4;
 #pragma unroll
-    for (int g = 0; g < sets; ++g)
+    for (int t = 0; t < 8; ++t)
 #pragma unroll
-      for (int t = 0; t < 8; ++t)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const sum first = c[g][t][2 * half], second = c[g][t][2 * half + 1];
-          float* to = out + 16 * t + 8 * half + column;
-          if constexpr (form == trellis_form::bytes) {
-            to[(4 * g + pair) * chunk_columns] =
-                fmaf(static_cast<float>(second), 1.0F / 254.0F, static_cast<float>(first));
-          } else {
-            to[2 * pair * chunk_columns] = first;
-            to[(2 * pair + 1) * chunk_columns] = second;
-          }
-        }
-    __syncthreads();
-  }
-
-  template <int Sets> __device__ __forceinline__ void load_x(uint32_t (&x)[Sets][4], int row) const {
-    if constexpr (form == trellis_form::bytes) {
-#pragma unroll
-      for (int g = 0; g < Sets; ++g) {
-        const uint32_t four = reinterpret_cast<const uint32_t*>(s.x)[(row * Groups + g) * 32 + lane];
-        x[g][0] = __byte_perm(four, 0, 0x0000);
-        x[g][1] = __byte_perm(four, 0, 0x1111);
-        x[g][2] = __byte_perm(four, 0, 0x2222);
-        x[g][3] = __byte_perm(four, 0, 0x3333);
+      for (int half = 0; half < 2; ++half) {
+        float* to = out + 2 * pair * chunk_columns + 16 * t + 8 * half + column;
+        to[0] = c[t][2 * half];
+        to[chunk_columns] = c[t][2 * half + 1];
       }
-    } else {
-      const uint2 four = reinterpret_cast<const uint2*>(s.x)[row * 32 + lane];
-      x[0][0] = four.x;
-      x[0][1] = four.y;
-    }
+    __syncthreads();
   }
 
   // The block's sum of row r, column c of the chunk, in the units of Q x.
@@ -286,7 +206,6 @@ template <int Rate, stored_matrix::codebook Book, int Groups> struct trellis_blo
     float all = 0;
 #pragma unroll
     for (int w = 0; w < block_warps; ++w) all += from[w * rows * chunk_columns];
-    if constexpr (form == trellis_form::bytes) all = fmaf(1024.0F * mul1_step + mul1_bias, s.total[r], mul1_step * all);
     return all * s.scale[r];
   }
 };

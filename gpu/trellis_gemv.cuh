@@ -8,10 +8,10 @@
 namespace troupe {
 
 // Grid (chunks, slices, groups of 8 rows).
-template <int Rate, stored_matrix::codebook Book, int Groups>
+template <int Rate, stored_matrix::codebook Book>
 __global__ void __launch_bounds__(256, 2) trellis_gemv_kernel(gemv_args a) {
   extern __shared__ __align__(16) uint8_t memory[];
-  using block_type = trellis_block<Rate, Book, Groups>;
+  using block_type = trellis_block<Rate, Book>;
   const block_type block(memory);
   const int chunk = blockIdx.x, slice = blockIdx.y, n_slices = gridDim.y, n_chunks = gridDim.x;
   const int first_row = blockIdx.z * max_block_rows, n_rows = min(max_block_rows, a.n_rows - first_row);
@@ -42,11 +42,10 @@ __global__ void __launch_bounds__(256, 2) trellis_gemv_kernel(gemv_args a) {
   }
 }
 
-template <int Rate, stored_matrix::codebook Book, int Groups>
-void launch_trellis_gemv(const gemv_args& a, cuda_stream on) {
+template <int Rate, stored_matrix::codebook Book> void launch_trellis_gemv(const gemv_args& a, cuda_stream on) {
   const int n_slices = slices_of(a.w.in), n_blocks = (a.w.in / 128 + n_slices - 1) / n_slices;
-  const int bytes = trellis_block<Rate, Book, Groups>::shared_bytes(n_blocks);
-  const auto kernel = trellis_gemv_kernel<Rate, Book, Groups>;
+  const int bytes = trellis_block<Rate, Book>::shared_bytes(n_blocks);
+  const auto kernel = trellis_gemv_kernel<Rate, Book>;
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "trellis_gemv: shared memory");
   const dim3 grid(a.w.out / 128, n_slices, (a.n_rows + max_block_rows - 1) / max_block_rows);
@@ -54,15 +53,8 @@ void launch_trellis_gemv(const gemv_args& a, cuda_stream on) {
   cuda_check_launch("trellis_gemv");
 }
 
-// Four rows or fewer need one set of products, more need two; both give a row the same bits.
-template <int Rate, stored_matrix::codebook Book> void launch_trellis_rate(const gemv_args& a, cuda_stream on) {
-  if constexpr (Book == stored_matrix::codebook::mul1)
-    if (a.n_rows <= 4) return launch_trellis_gemv<Rate, Book, 1>(a, on);
-  launch_trellis_gemv<Rate, Book, 2>(a, on);
-}
-
 template <stored_matrix::codebook Book> void launch_trellis_book(const gemv_args& a, cuda_stream on) {
-  with_rate<Book>(a.w.rate, [&]<int Rate>() { launch_trellis_rate<Rate, Book>(a, on); });
+  with_rate<Book>(a.w.rate, [&]<int Rate>() { launch_trellis_gemv<Rate, Book>(a, on); });
 }
 
 } // namespace troupe

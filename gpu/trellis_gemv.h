@@ -21,7 +21,10 @@ void trellis_gemv_mul1(const gemv_args&, cuda_stream on);
 void trellis_gemv_mcg(const gemv_args&, cuda_stream on);
 void trellis_gemv_inst3(const gemv_args&, cuda_stream on);
 
-// In slabs of rows that fit the lane's scratch and counters.
+// The byte form: codebook mul1 and at most 16,384 inputs; false for others, which nothing was done for. byte_gemv.cu
+bool byte_gemv_cuda(gemv_args, const cuda_lane&);
+
+// Whichever form serves the matrix, in slabs of rows that fit the lane's scratch and counters.
 void trellis_gemv_cuda(gemv_args, const cuda_lane&);
 
 } // namespace troupe

@@ -1,6 +1,8 @@
 // A real `troupe serve` child process and a plain HTTP/1.1 client: what end-to-end tests stand on.
 #pragma once
 
+#include "tests/sanitized.h"
+
 #include <chrono>
 #include <map>
 #include <string>

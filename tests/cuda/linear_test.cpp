@@ -60,7 +60,7 @@ TEST_CASE("cuda linear: unpacked formats equal the host's up to the order of sum
 }
 
 TEST_CASE("cuda linear: small scratch works in slabs and gives the same bits") {
-  twins large, small(1 << 20);
+  twins large, small(24 << 20);
   const stored_sample w = trellis_sample(stored_matrix::codebook::mul1, 8, 768, 1024, 5);
   std::vector<float> of[2];
   int i = 0;

@@ -7,6 +7,7 @@
 #include "net/server.h"
 #include "tests/actors/doubles.h"
 #include "tests/net/raw_client.h"
+#include "tests/sanitized.h"
 
 #include <caf/all.hpp>
 
@@ -17,12 +18,8 @@
 
 namespace troupe {
 
-// A sanitizer keeps what was freed, so bytes say nothing under it.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool memory_is_plain = false;
-#else
-inline constexpr bool memory_is_plain = true;
-#endif
+// Bytes say nothing under a sanitizer.
+inline constexpr bool memory_is_plain = !test::is_sanitized;
 
 struct live_engine {
   settings config;     // before start()

@@ -1,0 +1,162 @@
+// The two products of EXL3 experts of codebook mul1: pack the rows of every run, multiply.       Spec:
+// exl3.md 10.3, 13.2.
+#include "gpu/byte_product.cuh"
+#include "gpu/gated.cuh"
+#include "gpu/moe_cuda.h"
+
+namespace troupe {
+namespace {
+
+// Codes and packed rows of a run's matrix: `which` of n (gate and up, or down alone).
+struct run_codes {
+  uint8_t* codes;
+  packed_row* packed;
+  int32_t in, n;
+  int32_t groups; // of four rows, of every run
+  __device__ uint8_t* of(int run, int which) const {
+    return codes + (static_cast<int64_t>(run) * n + which) * packed_bytes(in);
+  }
+  __device__ packed_row* row(int run, int which, int r) const { return packed + (run * n + which) * max_run_rows + r; }
+};
+
+// Grid (pairs, matrices): the row of a pair for each of its matrices.
+template <int First> __global__ void __launch_bounds__(pack_threads) pack_runs_kernel(moe_args a, run_codes to) {
+  const run_place place = a.list.places[blockIdx.x];
+  if (place.run < 0) return;
+  const expert_run& run = a.list.runs[place.run];
+  const int which = blockIdx.y;
+  const matrix_view& m = a.table[run.expert * 3 + First + which];
+  const float* x = First == 0 ? a.x + static_cast<int64_t>(blockIdx.x / a.k) * a.dim
+                              : a.hidden + static_cast<int64_t>(blockIdx.x) * a.width;
+  pack_row(x, m.in, m.trellis.in, m.trellis.suh, to.of(place.run, which), to.groups, place.at,
+           to.row(place.run, which, place.at));
+}
+
+// Columns (run, chunk of the width, gate or up); a chunk's two are finished together.
+struct gate_up_columns {
+  static constexpr int parts = 2;
+  moe_args a;
+  run_codes from;
+  int32_t chunks, rate;
+
+  __device__ int32_t n_columns() const { return *a.list.n_runs * chunks * 2; }
+  __device__ int32_t rows() const { return from.in / 16; }
+  __device__ int run_of(int column) const { return column / (2 * chunks); }
+  __device__ const trellis_view& matrix(int column) const {
+    return a.table[a.list.runs[run_of(column)].expert * 3 + column % 2].trellis;
+  }
+  __device__ const uint32_t* words(int column) const {
+    return matrix(column).words + static_cast<int64_t>(column / 2 % chunks) * rows() * (32 * rate);
+  }
+  __device__ int32_t n_rows(int column) const { return a.list.runs[run_of(column)].n_pairs; }
+  __device__ const uint8_t* codes(int column) const { return from.of(run_of(column), column % 2); }
+
+  template <class Sums> __device__ void finish(int column, const Sums& sums, int warp, int lane) const {
+    const int run = run_of(column), first = column / 2 % chunks * chunk_columns + 4 * lane;
+    const uint16_t *gate_svh = matrix(column).svh + first, *up_svh = matrix(column + 1).svh + first;
+    for (int r = warp; r < n_rows(column); r += product_warps) {
+      float g[4], u[4];
+      sums.row(g, 0, r, *from.row(run, 0, r));
+      sums.row(u, 1, r, *from.row(run, 1, r));
+      warp_hadamard(g, lane);
+      warp_hadamard(u, lane);
+      const int pair = a.list.runs[run].pair[r];
+      float* to = a.hidden + static_cast<int64_t>(pair) * a.width + first;
+      const float weight = a.weights[pair];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (first + i < a.width)
+          to[i] = gated(g[i] * f16_bits(gate_svh[i]), u[i] * f16_bits(up_svh[i]), weight, a.limit);
+    }
+  }
+};
+
+// Columns (run, chunk of the model's width).
+struct down_columns {
+  static constexpr int parts = 1;
+  moe_args a;
+  run_codes from;
+  int32_t chunks, rate;
+
+  __device__ int32_t n_columns() const { return *a.list.n_runs * chunks; }
+  __device__ int32_t rows() const { return from.in / 16; }
+  __device__ const trellis_view& matrix(int column) const {
+    return a.table[a.list.runs[column / chunks].expert * 3 + 2].trellis;
+  }
+  __device__ const uint32_t* words(int column) const {
+    return matrix(column).words + static_cast<int64_t>(column % chunks) * rows() * (32 * rate);
+  }
+  __device__ int32_t n_rows(int column) const { return a.list.runs[column / chunks].n_pairs; }
+  __device__ const uint8_t* codes(int column) const { return from.of(column / chunks, 0); }
+
+  template <class Sums> __device__ void finish(int column, const Sums& sums, int warp, int lane) const {
+    const int run = column / chunks, first = column % chunks * chunk_columns + 4 * lane;
+    const uint16_t* svh = matrix(column).svh + first;
+    for (int r = warp; r < n_rows(column); r += product_warps) {
+      float v[4];
+      sums.row(v, 0, r, *from.row(run, 0, r));
+      warp_hadamard(v, lane);
+      float* to = a.outputs + static_cast<int64_t>(a.list.runs[run].pair[r]) * a.dim + first;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (first + i < a.dim) to[i] = v[i] * f16_bits(svh[i]);
+    }
+  }
+};
+
+int padded(int n) { return (n + 127) / 128 * 128; }
+
+// What a product takes of moe_args::partial.
+struct run_buffers {
+  run_codes codes;
+  int32_t* slots;
+  product_shape shape;
+  int64_t size_bytes;
+  run_buffers(const moe_args& a, int in, int n_matrices, int64_t n_columns)
+      : shape(n_columns, in / 16, std::min(a.rows, max_run_rows), a.n_multiprocessors) {
+    const int64_t runs = most_runs(a), slot_bytes = shape.slot_bytes(),
+                  code_bytes = runs * n_matrices * packed_bytes(in);
+    auto* at = reinterpret_cast<std::byte*>(a.partial);
+    slots = reinterpret_cast<int32_t*>(at);
+    codes = {reinterpret_cast<uint8_t*>(at + slot_bytes), reinterpret_cast<packed_row*>(at + slot_bytes + code_bytes),
+             in, n_matrices, shape.n_groups};
+    size_bytes = slot_bytes + code_bytes + runs * n_matrices * max_run_rows * static_cast<int64_t>(sizeof(packed_row));
+  }
+};
+
+run_buffers gate_up_buffers(const moe_args& a) {
+  return {a, padded(a.dim), 2, static_cast<int64_t>(most_runs(a)) * (padded(a.width) / 128) * 2};
+}
+run_buffers down_buffers(const moe_args& a) {
+  return {a, padded(a.width), 1, static_cast<int64_t>(most_runs(a)) * (padded(a.dim) / 128)};
+}
+
+} // namespace
+
+bool moe_bytes_fit(int32_t dim, int32_t width) {
+  return padded(dim) <= most_packed_in && padded(width) <= most_packed_in;
+}
+
+int64_t moe_bytes_scratch(const moe_args& a) {
+  return std::max(gate_up_buffers(a).size_bytes, down_buffers(a).size_bytes);
+}
+
+void moe_gate_up_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
+  const run_buffers b = gate_up_buffers(a);
+  pack_runs_kernel<0><<<dim3(a.rows * a.k, 2), pack_threads, 0, on>>>(a, b.codes);
+  cuda_check_launch("experts: pack");
+  const gate_up_columns columns{a, b.codes, padded(a.width) / 128, rate};
+  with_rate<stored_matrix::codebook::mul1>(
+      rate, [&]<int Rate>() { launch_byte_product<Rate>(columns, b.shape, 1, b.slots, a.counters, on); });
+}
+
+void moe_down_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
+  const run_buffers b = down_buffers(a);
+  pack_runs_kernel<2><<<dim3(a.rows * a.k, 1), pack_threads, 0, on>>>(a, b.codes);
+  cuda_check_launch("experts: pack");
+  const down_columns columns{a, b.codes, padded(a.dim) / 128, rate};
+  with_rate<stored_matrix::codebook::mul1>(
+      rate, [&]<int Rate>() { launch_byte_product<Rate>(columns, b.shape, 1, b.slots, a.counters, on); });
+}
+
+} // namespace troupe
