@@ -2,6 +2,8 @@
 // On sm_90 and later the bulk copy engine; before that the warp copies itself.
 #pragma once
 
+#include "gpu/cuda_check.h"
+
 #include <cstdint>
 #include <cuda_runtime.h>
 
@@ -59,5 +61,88 @@ struct warp_copies {
 #endif
   }
 };
+
+// Barriers of a ring in shared memory. Before sm_90 copies are the warp's own and a barrier counts its arrivals.
+__device__ __forceinline__ void init_barrier(uint64_t* barrier, int n_arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_arrivals) : "memory");
+}
+__device__ __forceinline__ void fence_barriers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(shared_address(barrier))
+               : "memory");
+}
+__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again:\n"
+               "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+               "@done bra ready;\n"
+               "bra again;\n"
+               "ready:\n"
+               "}\n" ::"r"(shared_address(barrier)),
+               "r"(parity)
+               : "memory");
+#else
+  // test_wait of sm_80 takes the state of the phase; parity needs the newer form, so count by polling.
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again:\n"
+               "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+               "@done bra ready;\n"
+               "bra again;\n"
+               "ready:\n"
+               "}\n" ::"r"(shared_address(barrier)),
+               "r"(parity)
+               : "memory");
+#endif
+}
+#if __CUDA_ARCH__ >= 900
+// One thread: announces n_bytes of copies, then starts one. 16-byte aligned, a multiple of 16 bytes.
+__device__ __forceinline__ void expect(uint64_t* barrier, uint32_t n_bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t n_bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(n_bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+#endif
+
+// Programmatic dependent launch: the kernel before this one in the stream has ended and its writes are seen.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The kernel after this one may start when every block has said so; it still waits above for this one's end.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Launches a kernel that calls wait_for_kernel_before.
+template <class Kernel, class... Args>
+void launch_early(const Kernel& kernel, dim3 grid, int threads, int shared_bytes, cudaStream_t on, const char* what,
+                  const Args&... args) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = on;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, args...), what);
+}
 
 } // namespace troupe

@@ -7,6 +7,7 @@ namespace {
 
 // Codes (groups of 8 rows, packed_bytes) and packed (rows) of one matrix. Grid (rows).
 __global__ void __launch_bounds__(pack_threads) pack_rows_kernel(gemv_args a, uint8_t* codes, packed_row* packed) {
+  let_next_kernel_start();
   const int64_t row = blockIdx.x, group = row / max_block_rows;
   pack_row(a.x + row * a.x_stride, a.in, a.w.in, a.w.suh, codes + group * packed_bytes(a.w.in), a.n_rows > 4 ? 2 : 1,
            static_cast<int>(row % max_block_rows), packed + row);
@@ -15,11 +16,13 @@ __global__ void __launch_bounds__(pack_threads) pack_rows_kernel(gemv_args a, ui
 // The chunks of one matrix, for the eight rows of blockIdx.y.
 struct matrix_columns {
   static constexpr int parts = 1;
+  static constexpr bool early = true;
   gemv_args a;
   const uint8_t* packed_codes;
   const packed_row* packed;
 
   __device__ int32_t n_columns() const { return a.w.out / chunk_columns; }
+  __device__ int32_t most_columns() const { return n_columns(); }
   __device__ int32_t rows() const { return a.w.in / 16; }
   __device__ const uint32_t* words(int column) const {
     return a.w.words + static_cast<int64_t>(column) * rows() * (32 * a.w.rate);
@@ -49,7 +52,7 @@ int64_t rounded(int64_t n) { return (n + 255) / 256 * 256; }
 bool byte_gemv_cuda(gemv_args a, const cuda_lane& lane) {
   if (a.w.book != stored_matrix::codebook::mul1 || a.w.in > most_packed_in) return false;
   const int chunks = a.w.out / chunk_columns;
-  const product_shape shape(chunks, a.w.in / 16, a.n_rows, lane.n_multiprocessors);
+  const product_shape shape(chunks, a.w.in / 16, a.w.rate, a.n_rows, lane.n_multiprocessors);
   const int64_t group_bytes = shape.slot_bytes() + packed_bytes(a.w.in) + 8 * static_cast<int64_t>(sizeof(packed_row));
   const int64_t groups = std::min<int64_t>(
       {(lane.scratch_bytes - 1024) / group_bytes, lane.n_counters / chunks, int64_t{65535}, (a.n_rows + 7) / 8});

@@ -143,7 +143,7 @@ int64_t cut_buffers(moe_args& a, const cuda_lane& lane, const cuda_expert_set& s
   a.list.places = cut.take<run_place>(pairs);
   if (uses_bytes(set)) {
     a.partial = cut.take<float>(0);
-    cut.take<std::byte>(moe_bytes_scratch(a));
+    cut.take<std::byte>(moe_bytes_scratch(a, set.gate.trellis.rate, set.down.trellis.rate));
   } else {
     const int dim = padded_chunks(a.dim), width = padded_chunks(a.width);
     const int64_t parts = std::max(width * 2 * slices_of(dim * 128), dim * slices_of(width * 128));

@@ -60,7 +60,7 @@ void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_vi
 // The two products of all runs in the byte form, which serves codebook mul1 when the widths fit; their buffers lie at
 // `partial`. moe_bytes.cu
 bool moe_bytes_fit(int32_t dim, int32_t width);
-int64_t moe_bytes_scratch(const moe_args&);
+int64_t moe_bytes_scratch(const moe_args&, int32_t rate, int32_t down_rate);
 void moe_gate_up_bytes(const moe_args&, int32_t rate, cuda_stream on);
 void moe_down_bytes(const moe_args&, int32_t rate, cuda_stream on);
 
