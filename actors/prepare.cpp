@@ -141,8 +141,11 @@ void hand_out(self_pointer self) {
 
 void take(self_pointer self, turn_id turn, int64_t n_bytes, desk_state::work work) {
   auto& s = self->state;
-  const bool is_turn = std::holds_alternative<turn_promise>(work.asker);
-  if (is_turn) {
+  const auto* asked = std::get_if<turn_prepare>(&work.what);
+  const bool is_turn = asked != nullptr;
+  if (is_turn && asked->is_again) {
+    // Its place was given when it was new.
+  } else if (is_turn) {
     if (auto why = refuse_early(*s.numbers, 0, s.values.max_queue, s.values.max_running)) {
       ++s.numbers->refused;
       return refuse(std::move(work), std::move(*why));

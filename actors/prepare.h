@@ -17,6 +17,7 @@ namespace troupe {
 // request -> prepare.
 struct turn_prepare {
   chat_request request;
+  bool is_again = false; // of a turn that was let in: its images are made once more, and no limit refuses it now
 };
 // prepare -> request: what the scheduler, fan_out and the ranks need of it.
 struct turn_prepared {
@@ -47,7 +48,8 @@ struct prepare_config {
 
 // A crew of `n_threads` actors behind one handle, each of which gets the next work when it is idle; 0: the handle
 // itself does the work (tests). What waits is bounded: turns by refuse_early() of queue_limit.h, questions by
-// max_queue; one more gets 429. One of the crew that dies costs its request a 500 and is replaced.
+// max_queue; one more gets 429. Turns that are prepared again are as many as were let in.
+// One of the crew that dies costs its request a 500 and is replaced.
 prepare_actor spawn_prepare(caf::actor_system&, const prepare_config&, std::shared_ptr<const text_side>,
                             int32_t n_threads, bool detached = true);
 

@@ -116,7 +116,7 @@ void give_images(self_pointer self, const images_wanted& w) {
   auto& s = self->state;
   if (!s.images.empty()) return send_images(self, std::exchange(s.images, {}), w.ranks);
   s.wanted_ranks = w.ranks;
-  self->send(s.prepare, turn_prepare{s.source});
+  self->send(s.prepare, turn_prepare{s.source, true});
 }
 
 void give_again(self_pointer self, turn_prepared& p) {

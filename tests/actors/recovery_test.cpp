@@ -1,5 +1,6 @@
 // Restarts: whatever dies, and whenever, each client reads what it would have read. One test for each row of the table
 // in design section 3 that is about actors of one process.
+#include "actors/queue_limit.h"
 #include "actors/request.h"
 #include "actors/restart_policy.h"
 #include "tests/actors/world.h"
@@ -39,6 +40,23 @@ struct troubled {
     auto cut = r.completion("Stop it");
     cut.stop = {"six se"};
     r.start(std::move(cut), stopped);
+  }
+  // Images from now on; `n_threads` of prepare's crew.
+  void see(int32_t n_threads) {
+    r.parts.info.has_vision = true;
+    r.parts.prepare = w.own(spawn_prepare(w.system(), {r.parts.config, r.parts.info, r.parts.max_context, r.numbers},
+                                          r.text, n_threads, false));
+  }
+  chat_request look() {
+    auto q = r.completion("");
+    q.prompts.clear();
+    q.is_chat = true;
+    q.chat.thinking = false;
+    auto& m = q.chat.messages.emplace_back();
+    m.parts.push_back({"look", -1});
+    m.parts.push_back({"", 0});
+    q.image_files = {"123"};
+    return q;
   }
   void kill(const std::string& kind) { caf::anon_send_exit(find(first, kind), caf::exit_reason::kill); }
   void check() {
@@ -179,18 +197,8 @@ TEST_CASE("recovery: images reach new ranks again, and those of a turn that left
   for (const auto& kind : {"scheduler", "kv_cache", "rank"}) {
     CAPTURE(kind);
     troubled t;
-    t.r.parts.info.has_vision = true;
-    t.r.parts.prepare =
-        t.w.own(spawn_prepare(t.w.system(), {t.r.parts.config, t.r.parts.info, t.r.parts.max_context}, t.r.text, 0));
-    chat_request r = t.r.completion("");
-    r.prompts.clear();
-    r.is_chat = true;
-    r.chat.thinking = false;
-    auto& m = r.chat.messages.emplace_back();
-    m.parts.push_back({"look", -1});
-    m.parts.push_back({"", 0});
-    r.image_files = {"123"};
-    auto other = r;
+    t.see(0);
+    auto r = t.look(), other = r;
     other.turn = turn_id{77};
     t.r.start(std::move(r), t.plain);
     const auto leaves = t.r.start(std::move(other), t.stopped);
@@ -208,6 +216,25 @@ TEST_CASE("recovery: images reach new ranks again, and those of a turn that left
     else
       CHECK(static_cast<size_t>(t.r.rank().n_dropped) == t.r.rank().image_bytes.size());
   }
+}
+
+TEST_CASE("recovery: images that are made again find the queue full, and are not refused for it") {
+  troubled t;
+  t.r.parts.config.max_running = 1;
+  t.r.parts.config.max_queue = 0; // prepare's limits, which this one turn fills
+  t.see(2);
+  t.r.start(t.look(), t.plain);
+  REQUIRE(t.w.run_until([&] { return t.plain->n_pushes > 1; }));
+  REQUIRE(refuse_early(*t.r.numbers, 0, 0, 1));
+  const auto n_before = t.r.rank().image_bytes.size();
+  t.kill("rank");
+  t.w.run();
+  CHECK(t.r.rank().image_bytes.size() > n_before);
+  CHECK(t.plain->n_failures == 0);
+  REQUIRE(t.plain->choices.size() == 1);
+  CHECK(t.plain->choices[0].n_ends == 1);
+  CHECK(t.r.numbers->refused == 0);
+  CHECK(t.r.is_idle());
 }
 
 TEST_CASE("recovery: a drain waits for turns that are brought back") {
