@@ -72,7 +72,7 @@ void rank_state::drop_left_over(std::span<const sequence_id> wanted, model* weig
 }
 
 // Those that the rows show. Spans and handles of all images stand from the first row on.
-std::optional<std::string> rank_state::encode_images(sequence& s, const planned_rows& rows, model& weights) {
+std::optional<std::string> rank_state::hand_over_images(sequence& s, const planned_rows& rows, model& weights) {
   const int64_t end = rows.start + static_cast<int64_t>(rows.tokens.size());
   for (size_t i = 0; i < s.spans.size(); ++i) {
     const auto& span = s.spans[i];
@@ -84,8 +84,7 @@ std::optional<std::string> rank_state::encode_images(sequence& s, const planned_
     if (image.handle < 0) {
       const auto& p = image.pixels;
       if (static_cast<int64_t>(p.rgb.size()) != int64_t{p.width} * p.height * 3) return "an image is incomplete";
-      image.handle = weights.encode_image(p);
-      image.pixels.rgb = {};
+      image.handle = weights.take_image(std::move(image.pixels)); // size and hash stay
     }
     s.handles[i] = image.handle;
   }
@@ -136,7 +135,7 @@ std::vector<sequence_failure> rank_state::begin(const step_placed& placed, model
   for (const auto& r : placed.plan.rows) {
     auto& s = sequences_.at(r.id);
     if (s.spans.empty()) continue;
-    if (auto why = encode_images(s, r, *weights)) failures.push_back({r.id, std::move(*why), 500});
+    if (auto why = hand_over_images(s, r, *weights)) failures.push_back({r.id, std::move(*why), 500});
   }
   return failures;
 }

@@ -56,7 +56,7 @@ private:
   struct image {
     planned_image pixels;
     size_t n_received = 0;
-    int32_t handle = -1; // once encoded; pixels are gone then
+    int32_t handle = -1; // once the model has it; pixels are gone then
     int32_t n_users = 0;
     bool is_left_over = false; // from an older epoch
   };
@@ -70,7 +70,7 @@ private:
   };
   void drop_images(sequence_id, model*);
   void drop_left_over(std::span<const sequence_id> wanted, model*);
-  std::optional<std::string> encode_images(sequence&, const planned_rows&, model&);
+  std::optional<std::string> hand_over_images(sequence&, const planned_rows&, model&);
   std::optional<std::string> enter(sequence&, const cached_prefix&, model*);
   std::vector<sequence_failure> apply(const step_placed&, model*);
   std::span<const std::byte> lay_out(const step_plan&, std::span<const sequence_failure>, std::span<const std::byte>);

@@ -55,7 +55,7 @@ struct sequence_rows {
   std::span<const int32_t> tokens;
   std::span<const int32_t> blocks;        // whole block table, covers start + tokens.size() positions
   std::span<const image_span> images;     // all spans of the sequence, ascending
-  std::span<const int32_t> image_handles; // per span: from encode_image
+  std::span<const int32_t> image_handles; // per span: from take_image
   int64_t n_prompt = 0;                   // length of the prompt: prefill mode `tail` needs it
   int32_t n_logits = 0;                   // logits of the last n rows are wanted
   // Only where a slot is entered at start > 0 without having run what lies before: the tokens right before `start`, as
@@ -99,8 +99,9 @@ public:
   // forward ran for the slot and that was kept; rows of wrong guesses may lie above it.
   virtual bool can_draft() const { return false; }
   virtual draft_tokens draft_next(std::span<const draft_request>) { return {}; }
-  // Runs the vision tower; the handle stays valid until drop_image.
-  virtual int32_t encode_image(const planned_image&) = 0;
+  // The handle stays valid until drop_image. The vision tower runs in the first step that shows the image, perhaps
+  // again in a later one. Throws std::runtime_error when the image does not fit the model.
+  virtual int32_t take_image(planned_image) = 0;
   virtual void drop_image(int32_t handle) = 0;
 
   // Snapshots of a slot: all it holds besides KV blocks, so that a sequence goes on from n_tokens as if it had never

@@ -1,7 +1,6 @@
 // Making the model, and its forward.
 #include "model/deepseek_v41/model_v41.h"
 
-#include "model/deepseek_v41/image_plan.h"
 #include "model/deepseek_v41/snapshot.h"
 
 #include <algorithm>
@@ -68,16 +67,16 @@ void model_v41::load(const checkpoint& from, weight_loader& weights, const load_
   buffers_ = make_work_buffers(be_, config_, share_, tables_, max_rows_, options_.load_draft);
   if (options_.load_draft)
     drafter_ = std::make_unique<drafter>(be_, config_, weights.draft(), *ends_, max_rows_, options_.max_sequences);
-  if (options_.load_vision) tower_ = std::make_unique<vision_tower>(be_, config_, weights.vision());
+  if (options_.load_vision) images_ = std::make_unique<image_rows>(be_, config_, weights.vision());
   if (progress) progress("weights", 1.0);
 }
 
 void model_v41::observe(observer seen, int64_t max_entries) {
   ctx_.seen = seen;
   buffers_.scores = seen ? be_.allocate(dtype::f32, {max_rows_, max_entries}, "index scores") : tensor{};
-  if (!tower_) return;
-  tower_->seen = nullptr;
-  if (seen) tower_->seen = [seen](std::string_view name, tensor t) { seen(name, -1, t); };
+  if (!images_) return;
+  images_->tower().seen = nullptr;
+  if (seen) images_->tower().seen = [seen](std::string_view name, tensor t) { seen(name, -1, t); };
 }
 
 std::span<const float> model_v41::forward(std::span<const sequence_rows> sequences,
@@ -181,10 +180,9 @@ void model_v41::embed_rows() {
   const int64_t n = ctx_.rows.n;
   const tensor x = buffers_.x.slice(0, n);
   ends_->embed(x, ctx_.rows.ids);
-  for (const image_rows& i : step_images_) {
-    TROUPE_CHECK(i.handle >= 0 && i.handle < static_cast<int32_t>(images_.size()),
-                 "an image is encoded before its rows run");
-    const tensor image = images_[static_cast<size_t>(i.handle)];
+  for (const shown_image& i : step_images_) {
+    TROUPE_CHECK(images_, "images are refused without a vision tower");
+    const tensor image = images_->rows(i.handle);
     TROUPE_CHECK(i.first_token + i.n <= image.rows(), "an image span has the length of its image");
     be_.copy_rows(x.slice(i.first_row, i.n), {}, image.slice(i.first_token, i.n), {});
   }
@@ -271,38 +269,21 @@ draft_tokens model_v41::draft_next(std::span<const draft_request> requests) {
   return {std::move(found.tokens), std::move(found.confidence)};
 }
 
-int32_t model_v41::encode_image(const planned_image& image) {
-  if (!tower_) throw std::runtime_error("this model was loaded without a vision tower, found an image");
-  const int64_t patch = config_.vision.patch;
-  if (image.width <= 0 || image.height <= 0 || image.width % patch != 0 || image.height % patch != 0 ||
-      static_cast<int64_t>(image.rgb.size()) != int64_t{image.width} * image.height * 3)
-    throw std::runtime_error("image: expected whole patches of " + std::to_string(patch) + " pixels, found " +
-                             std::to_string(image.width) + " x " + std::to_string(image.height));
-  std::vector<float> patches;
-  image_patches(image, static_cast<int>(patch), patches);
-  return encode_patches(patches, image.height / patch, image.width / patch);
+int32_t model_v41::take_image(planned_image image) {
+  require_vision();
+  return images_->add(std::move(image));
 }
 
-int32_t model_v41::encode_patches(std::span<const float> patches, int64_t patch_rows, int64_t patch_columns) {
-  if (!tower_) throw std::runtime_error("this model was loaded without a vision tower, found an image");
-  const int64_t n = tower_->span_tokens(patch_rows, patch_columns);
-  if (n > config_.vision.max_tokens)
-    throw std::runtime_error("image: expected at most " + std::to_string(config_.vision.max_tokens) +
-                             " tokens, found " + std::to_string(n));
-  if (free_images_.empty()) { // buffers are as long as the longest image, so that any image can take any of them
-    free_images_.push_back(static_cast<int32_t>(images_.size()));
-    images_.push_back(be_.allocate(be_.activation_type(), {config_.vision.max_tokens, config_.dim}, "image embedding"));
-  }
-  const int32_t handle = free_images_.back();
-  tower_->encode(images_[static_cast<size_t>(handle)].slice(0, n), patches, patch_rows, patch_columns);
-  free_images_.pop_back();
-  return handle;
+int32_t model_v41::take_patches(std::span<const float> patches, int64_t patch_rows, int64_t patch_columns) {
+  require_vision();
+  return images_->add_patches({patches.begin(), patches.end()}, patch_rows, patch_columns);
 }
 
-void model_v41::drop_image(int32_t handle) {
-  TROUPE_CHECK(handle >= 0 && handle < static_cast<int32_t>(images_.size()), "only an encoded image is dropped");
-  free_images_.push_back(handle);
+void model_v41::require_vision() const {
+  if (!images_) throw std::runtime_error("this model was loaded without a vision tower, found an image");
 }
+
+void model_v41::drop_image(int32_t handle) { images_->drop(handle); }
 
 int64_t model_v41::snapshot_bytes() const {
   return bytes_per_snapshot(config_, size_bytes(be_.activation_type()), options_.load_draft);

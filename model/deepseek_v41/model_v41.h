@@ -3,7 +3,7 @@
 
 #include "model/deepseek_v41/block.h"
 #include "model/deepseek_v41/draft.h"
-#include "model/deepseek_v41/vision.h"
+#include "model/deepseek_v41/image_rows.h"
 #include "model/deepseek_v41/vocabulary.h"
 #include "model/model.h"
 
@@ -23,7 +23,7 @@ public:
   std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) override;
   bool can_draft() const override { return drafter_ != nullptr; }
   draft_tokens draft_next(std::span<const draft_request>) override;
-  int32_t encode_image(const planned_image&) override;
+  int32_t take_image(planned_image) override;
   void drop_image(int32_t handle) override;
   int64_t snapshot_bytes() const override;
   int64_t snapshot_slack() const override { return slack_; }
@@ -34,8 +34,8 @@ public:
   void save_block(int32_t block, std::vector<std::byte>& to) override;
   void load_block(int32_t block, std::span<const std::byte> from) override;
 
-  // Patches as vision_tower::encode takes them -> a handle.
-  int32_t encode_patches(std::span<const float> patches, int64_t patch_rows, int64_t patch_columns);
+  // take_image of patches as vision_tower::encode takes them.
+  int32_t take_patches(std::span<const float> patches, int64_t patch_rows, int64_t patch_columns);
   // One drafting step for each anchor; anchors' floors are filled in here. Precondition: can_draft().
   draft_result draft(std::span<const draft_anchor>, const draft_choice& choose = greedy_choice);
 
@@ -45,7 +45,7 @@ public:
   void round_caches(bool on) { ctx_.round_caches = on; }
 
 private:
-  struct image_rows { // rows of this step that show part of an image
+  struct shown_image { // rows of this step that show part of an image
     int64_t first_row, first_token, n;
     int32_t handle;
   };
@@ -53,6 +53,7 @@ private:
     int64_t first_row, n; // in the rows of the last layers
   };
 
+  void require_vision() const;
   void load(const checkpoint&, weight_loader&, const load_progress&);
   void plan_rows(std::span<const sequence_rows>);
   void plan_sequence(const sequence_rows&, int32_t index);
@@ -74,7 +75,7 @@ private:
   std::unique_ptr<vocabulary_ends> ends_;
   tensor final_norm_;
   std::unique_ptr<drafter> drafter_;
-  std::unique_ptr<vision_tower> tower_;
+  std::unique_ptr<image_rows> images_; // none: loaded without vision
   step_context ctx_;
 
   std::optional<row_columns> all_columns_, tail_columns_;
@@ -83,15 +84,13 @@ private:
   tensor head_input_;   // (rows, D)
   int64_t max_rows_ = 0;
   std::vector<int32_t> tables_host_, tail_rows_, index_;
-  std::vector<image_rows> step_images_;
+  std::vector<shown_image> step_images_;
   std::vector<wanted_logits> wanted_;
   std::vector<std::byte> record_staging_;
   std::vector<float> logits_;
   int64_t snapshot_rows_ = 0, slack_ = 0;
   std::vector<int64_t> floor_;  // per slot: lowest position whose rows the last layers have seen
   std::vector<int64_t> newest_; // per slot: end of the highest rows written since it was reset
-  std::vector<tensor> images_;  // per handle (tokens, D)
-  std::vector<int32_t> free_images_;
 };
 
 model_info info_of(const config&, const std::string& folder);

@@ -80,7 +80,7 @@ public:
       }
     return out;
   }
-  int32_t encode_image(const planned_image& image) override {
+  int32_t take_image(planned_image image) override {
     script_->image_bytes.push_back(static_cast<int64_t>(image.rgb.size()));
     return static_cast<int32_t>(script_->image_bytes.size());
   }

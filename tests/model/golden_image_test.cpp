@@ -60,7 +60,7 @@ TEST_CASE("golden model: an image in the prompt agrees at every chunk size, on o
         runner r(be, from, static_cast<int64_t>(ids.size()), prefill_mode::exact, 0, true);
         r.of().observe(capture_into(be, seen), static_cast<int64_t>(ids.size()));
         r.images = {span};
-        r.handles = {r.of().encode_patches(patches, grid[0], grid[1])};
+        r.handles = {r.of().take_patches(patches, grid[0], grid[1])};
         const std::vector<float> logits = r.prefill(std::span(ids).first(n_prompt), chunk);
         std::vector<float> decode;
         for (size_t at = n_prompt; at < ids.size(); ++at) {

@@ -41,7 +41,7 @@ public:
     while (std::chrono::steady_clock::now() < until) std::this_thread::yield(); // a step that computes
     return logits_;
   }
-  int32_t encode_image(const planned_image&) override { return 1; }
+  int32_t take_image(planned_image) override { return 1; }
   void drop_image(int32_t) override {}
 
 private:
