@@ -74,7 +74,7 @@ void kv_ledger::finish(const sequence_end& e, step_placed& placed) {
     const auto& salt = s.start.cache_salt;
     const std::span<const symbol> symbols = s.symbols;
     if (n < s.n_done) index_.forget(salt, symbols.first(static_cast<size_t>(s.n_done)), n);
-    if (n > 0 && s.n_done - n <= config_.snapshot_slack)
+    if (n > s.n_hit && s.n_done - n <= config_.snapshot_slack) // what it began with is there
       if (const auto id = index_.add_snapshot(salt, symbols.first(static_cast<size_t>(n)), pool_.table(e.id), s.floor))
         note_saved(placed.saves_before.emplace_back(snapshot_save{s.start.slot, n, *id}));
   }
@@ -170,7 +170,7 @@ bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed) {
   const auto end = s.start.prompt.begin() + hit.n_tokens;
   c.before.assign(end - std::min(hit.n_tokens, n_before), end);
   s.recent = c.before;
-  s.n_done = hit.n_tokens;
+  s.n_done = s.n_before = s.n_hit = hit.n_tokens;
   if (s.start.sampling.repetition_penalty != 1) {
     c.seen.assign(s.start.prompt.begin(), end);
     std::sort(c.seen.begin(), c.seen.end());

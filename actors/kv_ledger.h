@@ -76,6 +76,7 @@ private:
     std::vector<symbol> symbols; // of the prompt, then of what decode fed
     int64_t n_done = 0;          // positions planned so far
     int64_t n_before = 0;        // the same when this step began
+    int64_t n_hit = 0;           // of them, those it found
     int64_t n_kept = 0;          // full blocks given to the index
     int64_t floor = 0, fork = 0; // of the late layers' rows; where others left this prefix, 0: nowhere
     bool has_begun = false;

@@ -224,6 +224,21 @@ TEST_CASE("kv_ledger: within the budget every context stays, beyond it the cheap
   CHECK(why.n_cached < 9);
 }
 
+TEST_CASE("kv_ledger: a restart in the first step of a sequence keeps the prefix that it found") {
+  bench_ring r(config(0));
+  std::mt19937_64 random(14);
+  auto prompt = random_tokens(random, 100);
+  r.ask(prompt, 1);
+  const auto more = random_tokens(random, 100);
+  prompt.insert(prompt.end(), more.begin(), more.end());
+  const auto n_cached = r.ledger.explain({prompt, {}, ""}).n_cached;
+  CHECK(n_cached >= 99);
+  r.admit(prompt, 1);
+  r.step();
+  r.ledger.end_all();
+  CHECK(r.ledger.explain({prompt, {}, ""}).n_cached == n_cached);
+}
+
 TEST_CASE("kv_ledger: random turns, ends and failures under tiny budgets never show wrong content") {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     CAPTURE(seed);
