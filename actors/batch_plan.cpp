@@ -135,11 +135,13 @@ void batch_policy::correct_end(const sequence_result& r) {
 void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence& s, time now,
                                  std::vector<accepted_tokens>& out) {
   accepted_tokens a{r.id, {}, 0, 0, end_cause::none, {}, r.status, r.n_drafts, r.n_accepted};
-  if (s.n_cached < 0) s.n_cached = r.cached_tokens; // what it finds of its own after a parking is no hit
+  const bool is_first = s.n_cached < 0;
+  if (is_first) s.n_cached = r.cached_tokens; // what it finds of its own after a parking or a restart is no hit
   if (s.n_generated == 0) {
     a.cached_tokens = s.what.shares_prompt ? 0 : s.n_cached;
     a.queue_us = std::chrono::duration_cast<std::chrono::microseconds>(t->started_at - t->queued_at).count();
   }
+  if (is_first) begun_.push_back({r.id, {}, a.cached_tokens, a.queue_us});
   take_drafts(s, r);
   const auto& stops = s.what.sampling.stop_ids;
   size_t n = 0;

@@ -71,6 +71,7 @@ std::optional<api_error> batch_policy::admit(turn_admit admit, time now) {
     s.n_most = static_cast<int64_t>(what.prompt.size()) + what.max_tokens;
     s.what = std::move(what);
     s.generated = std::exchange(s.what.generated, {});
+    s.n_cached = s.what.n_cached;
     s.n_generated = s.n_resumed = static_cast<int64_t>(s.generated.size());
     s.what.prompt.insert(s.what.prompt.end(), s.generated.begin(), s.generated.end());
   }

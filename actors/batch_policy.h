@@ -52,6 +52,8 @@ public:
   step_plan plan(time now);
   // Takes a step's results: what each sequence gained, and which ended. Sequences that ended meanwhile are ignored.
   void accept(step_result&&, time now, std::vector<accepted_tokens>& out);
+  // Sequences whose first rows have run since the last call: their cached tokens are known, tokens are left out.
+  std::vector<accepted_tokens> take_begun() { return std::exchange(begun_, {}); }
 
   int64_t n_running() const { return n_running_; }      // sequences
   int64_t n_waiting() const { return waiting_.size(); } // turns, parked ones included
@@ -104,7 +106,8 @@ private:
   std::unordered_map<turn_id, turns::iterator> by_turn_;
   std::unordered_map<sequence_id, std::pair<turns::iterator, size_t>> by_sequence_;
   std::vector<int32_t> free_slots_;
-  std::vector<sequence_end> ended_; // not told yet
+  std::vector<sequence_end> ended_;    // not told yet
+  std::vector<accepted_tokens> begun_; // the same
   int64_t n_reserved_ = 0, n_running_ = 0, n_parkings_ = 0, n_paused_ = 0;
   std::array<int64_t, 5> n_ended_{};
   draft_policy drafts_;

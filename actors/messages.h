@@ -100,6 +100,7 @@ struct sequence_admit {
   std::string cache_salt;
   bool shares_prompt = false;     // with an earlier choice of its turn: usage counts that prompt, and its hits, once
   std::vector<int32_t> generated; // what came after the prompt before a restart; empty for a new sequence
+  int64_t n_cached = -1;          // of the prompt, found before a restart: what its client is told; -1: not known
 };
 // Sequences of one turn are admitted together or not at all.
 struct turn_admit {
@@ -268,7 +269,9 @@ struct accepted_tokens {
   int32_t status = 500;                 // HTTP status of the failure
   int32_t n_drafts = 0, n_accepted = 0; // verified in this step; tokens[0, n_accepted) were among them
 };
-struct tokens_accepted { // and fan_out -> journal, before any of it goes to a sink
+// And fan_out -> journal, before any of it goes to a sink. scheduler -> journal: without tokens, of sequences whose
+// first rows have run, so that what they found cached is known whoever dies next.
+struct tokens_accepted {
   uint64_t epoch = 0, step = 0;
   std::vector<accepted_tokens> sequences;
 };

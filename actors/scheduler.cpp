@@ -3,6 +3,7 @@
 
 #include "actors/batch_policy.h"
 #include "actors/guard.h"
+#include "actors/journal.h"
 #include "actors/kv_cache.h"
 #include "actors/request.h"
 #include "storage/check.h"
@@ -25,6 +26,7 @@ struct scheduler_state {
   kv_cache_actor next;
   fan_out_actor fan_out;
   std::shared_ptr<counters> numbers;
+  journal_actor journal;
   uint64_t epoch = 0, step = 0;
   bool in_flight = false;   // Invariant: at most one step is in the ring
   bool is_resuming = false; // turns in flight are still being admitted again
@@ -179,6 +181,8 @@ caf::result<bool> drain(self_pointer self, const drain_begin& d) {
   pump(self);
   return promise;
 }
+  if (auto begun = s.policy.take_begun(); !begun.empty() && s.journal)
+    self->send(s.journal, tokens_accepted{s.epoch, s.step, std::move(begun)});
 
 scheduler_status status(self_pointer self) {
   const auto& s = self->state;
@@ -220,6 +224,7 @@ timed_scheduler::behavior_type behave(self_pointer self, batch_limits limits, st
   s.may_expire = limits.max_wait_s > 0;
   s.numbers = std::move(numbers);
   return {
+  s.journal = caf::actor_cast<journal_actor>(w.journal);
       [=](turn_admit& turn) { admit(self, turn); },
       [=](const client_gone& gone) {
         self->state.unopened.erase(gone.turn);

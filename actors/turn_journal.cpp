@@ -36,9 +36,11 @@ void turn_journal::say(const tokens_accepted& step) {
     if (found == sequences_.end()) continue;
     auto& r = turns_.at(found->second.first);
     auto& c = r.choices[found->second.second];
+    if (c.n_cached < 0) c.n_cached = a.cached_tokens;
+    if (a.tokens.empty() && a.end == end_cause::none) continue;
     if (!c.has_begun) {
       c.sums.id = a.id;
-      c.sums.cached_tokens = a.cached_tokens;
+      c.sums.cached_tokens = c.n_cached;
       c.sums.queue_us = a.queue_us;
     }
     c.has_begun = true;
@@ -138,6 +140,7 @@ std::optional<turn_admit> turn_journal::to_admit(turn_id id) const {
     const auto& c = r->choices[i];
     if (c.is_stopped || c.sums.end != end_cause::none) continue;
     auto& s = out.sequences.emplace_back(r->admit.sequences[i]);
+    s.n_cached = c.n_cached;
     s.generated = c.ids;
     for (const auto& t : c.whole) s.generated.push_back(t.id);
   }

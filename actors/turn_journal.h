@@ -52,6 +52,7 @@ private:
     std::vector<int32_t> ids;         // without their log-probabilities, where nobody asked for them
     std::vector<sampled_token> whole; // or with them
     accepted_tokens sums;             // cached_tokens, queue_us, drafts; how it ended
+    int64_t n_cached = -1;            // what its prompt found when it was first admitted; -1: unknown
     bool has_begun = false, is_stopped = false;
     int64_t n_tokens() const { return static_cast<int64_t>(ids.size() + whole.size()); }
   };

@@ -53,7 +53,7 @@ TROUPE_FIELDS_OF_LIST(image_piece, x.sequences, uint64_t, x.image, x.hash, x.wid
                       x.offset, x.bytes)
 TROUPE_FIELDS(image_place, x.start, x.grid_h, x.grid_w, x.image, x.hash)
 TROUPE_FIELDS(sequence_admit, x.turn, x.id, x.priority, x.prompt, x.images, x.max_tokens, x.sampling, x.cache_salt,
-              x.shares_prompt, x.generated)
+              x.shares_prompt, x.generated, x.n_cached)
 TROUPE_FIELDS(turn_admit, x.turn, x.sequences, x.is_resumed, x.epoch)
 TROUPE_FIELDS(images_wanted, x.turn, x.ranks)
 TROUPE_FIELDS(images_sent, x.turn, x.ranks)

@@ -237,6 +237,46 @@ TEST_CASE("recovery: images that are made again find the queue full, and are not
   CHECK(t.r.is_idle());
 }
 
+TEST_CASE(
+    "recovery: whoever dies before the first token, the client is told what its prompt found when it first came") {
+  const std::string known = "This part of the prompt was there before and is found again, all of it, every time";
+  const auto with_cache = [](ring_config& c) {
+    c.prefix.snapshot_bytes = 1;
+    c.prefix.snapshot_memory_bytes = 64;
+    c.prefix.snapshot_interval = 16;
+    c.prefix.snapshot_slack = 1;
+  };
+  int64_t want = 0;
+  for (const auto& kind : kinds)
+    for (int at = -1;; at += at < 0 ? 1 : 2) { // -1: nobody dies
+      CAPTURE(kind);
+      CAPTURE(at);
+      world w;
+      scripted_ring r(w, scripted_ring::small_limits(), 1, with_cache);
+      r.say(" one two three");
+      r.supervise();
+      const auto first = r.who();
+      r.start(r.completion(known), sink());
+      w.run();
+      const auto n_told = w.count<tokens_accepted>("journal");
+      const auto late = sink();
+      r.start(r.completion(known + ", but what follows is new and longer than a chunk or two, so that it takes steps"),
+              late);
+      int n = 0;
+      while (n < at && late->n_pushes == 0 && w.run_once()) ++n;
+      if (n < at) break;
+      const bool is_known = w.count<tokens_accepted>("journal") > n_told;
+      if (at >= 0) caf::anon_send_exit(find(first, kind), caf::exit_reason::kill);
+      w.run();
+      REQUIRE(late->has_ended());
+      CHECK(late->n_failures == 0);
+      if (at < 0) want = late->usage.cached_tokens;
+      CHECK(want > 0);
+      CHECK(late->usage.cached_tokens <= want);
+      if (is_known || (kind != "kv_cache" && kind != "rank")) CHECK(late->usage.cached_tokens == want);
+    }
+}
+
 TEST_CASE("recovery: a drain waits for turns that are brought back") {
   for (const auto& kind : kinds) {
     CAPTURE(kind);
