@@ -121,10 +121,17 @@ void take_images(self_pointer self, const images_sent& sent) {
   end_resume(self);
 }
 
+// Twice: the first frees its place in the next step, the second finds the turn if the first has overtaken its
+// admission.
+void withdraw(self_pointer self, turn_id id) {
+  self->send<caf::message_priority::high>(self->state.scheduler, client_gone{id});
+  self->send(self->state.scheduler, client_gone{id});
+}
+
 void cancel(self_pointer self, turn_id id) {
   auto& s = self->state;
   s.turns.cancel(id);
-  self->send(s.scheduler, client_gone{id});
+  withdraw(self, id);
   self->send(s.fan_out, client_gone{id});
   leave_out(self, id);
 }
@@ -132,7 +139,7 @@ void cancel(self_pointer self, turn_id id) {
 void fail(self_pointer self, const turn_failed& f) {
   auto& s = self->state;
   s.turns.fail(f.turn, f.why);
-  self->send(s.scheduler, client_gone{f.turn});
+  withdraw(self, f.turn);
   self->send(s.fan_out, f);
   leave_out(self, f.turn);
 }

@@ -288,7 +288,8 @@ struct stream_paused {
 struct stream_resumed {
   turn_id turn{};
 };
-// connection -> request -> journal -> scheduler and fan_out; fan_out -> request when a sink is closed.
+// connection -> request -> journal -> scheduler and fan_out; fan_out -> request when a sink is closed. The scheduler
+// gets it twice, urgent and in order.
 struct client_gone {
   turn_id turn{};
 };

@@ -11,6 +11,7 @@
 #include <caf/all.hpp>
 
 #include <unordered_map>
+#include <unordered_set>
 
 namespace troupe {
 
@@ -25,8 +26,8 @@ struct scheduler_state {
   batch_policy policy;
   kv_cache_actor next;
   fan_out_actor fan_out;
-  std::shared_ptr<counters> numbers;
   journal_actor journal;
+  std::shared_ptr<counters> numbers;
   uint64_t epoch = 0, step = 0;
   bool in_flight = false;   // Invariant: at most one step is in the ring
   bool is_resuming = false; // turns in flight are still being admitted again
@@ -35,6 +36,7 @@ struct scheduler_state {
   std::vector<caf::typed_response_promise<bool>> drains;
   // Where a wait has a limit: turns that have not started, so that a stream does not open before it is sure to run.
   std::unordered_map<turn_id, request_actor> unopened;
+  std::unordered_set<turn_id> gone; // their urgent client_gone was here, and the one that keeps its place was not
   bool may_expire = false;
   bool has_timer = false; // Invariant: exactly while one is on its way to ourselves
 };
@@ -117,6 +119,10 @@ void admit(self_pointer self, turn_admit& turn) {
     n_prompt += static_cast<int64_t>(q.prompt.size());
     if (!q.images.empty()) with_images.push_back(q.id);
   }
+  if (s.gone.count(id)) {
+    for (const auto q : with_images) s.policy.forget(q);
+    return pump(self);
+  }
   const bool may_expire = s.may_expire && !turn.is_resumed; // a client may have seen the beginning of that one
   const auto asker = caf::actor_cast<request_actor>(self->current_sender());
   if (auto why = s.policy.admit(std::move(turn), self->clock().now())) {
@@ -135,6 +141,19 @@ void admit(self_pointer self, turn_admit& turn) {
   if (asker) self->send(asker, turn_queued{id});
   pump(self);
   look_at_waiting(self);
+}
+
+// An urgent client_gone overtakes what was sent before it: the results of steps, as it should, and perhaps the turn's
+// own admission. Until the one in order has come, that admission may.
+void lose_client(self_pointer self, turn_id id, bool is_urgent) {
+  auto& s = self->state;
+  if (is_urgent)
+    s.gone.insert(id);
+  else
+    s.gone.erase(id);
+  s.unopened.erase(id);
+  s.policy.cancel(id);
+  pump(self);
 }
 
 void count_drafts(counters& n, const step_result& result) {
@@ -162,6 +181,8 @@ void take_result(self_pointer self, step_result& result) {
   accepted.reserve(result.results.size());
   s.policy.accept(std::move(result), now, accepted);
   hand_on(self, std::move(accepted));
+  if (auto begun = s.policy.take_begun(); !begun.empty() && s.journal)
+    self->send(s.journal, tokens_accepted{s.epoch, s.step, std::move(begun)});
   pump(self);
 }
 
@@ -181,8 +202,6 @@ caf::result<bool> drain(self_pointer self, const drain_begin& d) {
   pump(self);
   return promise;
 }
-  if (auto begun = s.policy.take_begun(); !begun.empty() && s.journal)
-    self->send(s.journal, tokens_accepted{s.epoch, s.step, std::move(begun)});
 
 scheduler_status status(self_pointer self) {
   const auto& s = self->state;
@@ -205,6 +224,7 @@ void rewire(self_pointer self, const wiring& w) {
   auto& s = self->state;
   s.next = caf::actor_cast<kv_cache_actor>(w.kv_cache);
   s.fan_out = caf::actor_cast<fan_out_actor>(w.fan_out);
+  s.journal = caf::actor_cast<journal_actor>(w.journal);
   const bool was_draining = s.policy.is_draining();
   s.policy = batch_policy(s.limits);
   if (was_draining) s.policy.refuse_new();
@@ -224,12 +244,10 @@ timed_scheduler::behavior_type behave(self_pointer self, batch_limits limits, st
   s.may_expire = limits.max_wait_s > 0;
   s.numbers = std::move(numbers);
   return {
-  s.journal = caf::actor_cast<journal_actor>(w.journal);
       [=](turn_admit& turn) { admit(self, turn); },
       [=](const client_gone& gone) {
-        self->state.unopened.erase(gone.turn);
-        self->state.policy.cancel(gone.turn);
-        pump(self);
+        const bool is_urgent = self->current_mailbox_element()->mid.is_urgent_message();
+        lose_client(self, gone.turn, is_urgent);
       },
       [=](const turn_stopped& stopped) {
         self->state.policy.stop(stopped.id);

@@ -19,7 +19,8 @@ using scheduler_actor =
                      caf::replies_to<drain_begin>::with<bool>, caf::replies_to<status_atom>::with<scheduler_status>>;
 
 // Runs nothing until `wiring` names the kv_cache; a wiring forgets every turn. turn_admit is answered with turn_queued
-// (to its sender and fan_out) or turn_refused. drain_begin is answered once no turn is in flight; with `now`, at once.
+// (to its sender and fan_out) or turn_refused; not at all when an urgent client_gone of the turn overtook it, which
+// must then be followed by one in order. drain_begin is answered once no turn is in flight; with `now`, at once.
 scheduler_actor spawn_scheduler(caf::actor_system&, const batch_limits&, std::shared_ptr<counters>);
 
 } // namespace troupe

@@ -11,6 +11,7 @@
 #include <caf/all.hpp>
 #include <caf/scheduler/test_coordinator.hpp>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <optional>
@@ -35,6 +36,7 @@ public:
   world() { spdlog::set_level(spdlog::level::warn); }
   caf::actor_system& system() { return system_; }
   ~world() {
+    held.clear();
     for (auto& a : owned_) caf::anon_send_exit(a, caf::exit_reason::user_shutdown);
     run();
   }
@@ -50,7 +52,13 @@ public:
   }
   // One message of one actor. False: nothing is left to run.
   bool run_once() {
-    if (!sched_.has_job()) return false;
+    auto& jobs = sched_.jobs;
+    const auto next = std::find_if(jobs.begin(), jobs.end(), [this](caf::resumable* j) {
+      const auto* actor = dynamic_cast<caf::scheduled_actor*>(j);
+      return held.empty() || !actor || held != actor->name();
+    });
+    if (next == jobs.end()) return false;
+    std::rotate(jobs.begin(), next, std::next(next));
     auto& job = sched_.next_job<caf::scheduled_actor>();
     if (auto* element = job.mailbox().peek(); element && element->content().size() > 0) {
       const auto* type = element->content().type(0).second;
@@ -88,6 +96,7 @@ public:
     return out;
   }
 
+  std::string held; // actors of this name take no message; empty: none
   trace seen;
   uint64_t trace_hash = 0xcbf29ce484222325; // of actor and type of every message, in order
 

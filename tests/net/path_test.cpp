@@ -121,10 +121,14 @@ TEST_CASE("path: O22, whatever a client was at when it left, no step is planned 
       CAPTURE(c->pending());
       REQUIRE(is_reached);
       const size_t n_before = s.n_steps();
+      s.w.held = round < 2 ? "" : "scheduler"; // it is busy: the step's result and the news wait for it together
       round % 2 ? c->reset() : c->close();
       s.run();
+      s.w.held.clear();
+      s.run();
       ++n_left;
-      CHECK(s.n_steps() <= n_before + 2); // the one in the ring, and one planned while the news was on its way
+      // The one in the ring; and one planned while the news was on its way, which here takes as long as a step.
+      CHECK(s.n_steps() <= n_before + (round < 2 ? 2 : 1));
       CHECK(s.is_idle());
       CHECK(s.n_open == 0);
       CHECK(s.r.numbers->turns == s.r.numbers->ended_abort);
