@@ -76,7 +76,7 @@ void kv_ledger::finish(const sequence_end& e, step_placed& placed) {
     if (n < s.n_done) index_.forget(salt, symbols.first(static_cast<size_t>(s.n_done)), n);
     if (n > s.n_hit && s.n_done - n <= config_.snapshot_slack) // what it began with is there
       if (const auto id = index_.add_snapshot(salt, symbols.first(static_cast<size_t>(n)), pool_.table(e.id), s.floor))
-        note_saved(placed.saves_before.emplace_back(snapshot_save{s.start.slot, n, *id}));
+        note_saved(s, placed.saves_before.emplace_back(snapshot_save{s.start.slot, n, *id}));
   }
   pool_.release(e.id);
   sequences_.erase(found);
@@ -170,7 +170,7 @@ bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed) {
   const auto end = s.start.prompt.begin() + hit.n_tokens;
   c.before.assign(end - std::min(hit.n_tokens, n_before), end);
   s.recent = c.before;
-  s.n_done = s.n_before = s.n_hit = hit.n_tokens;
+  s.n_done = s.n_before = s.n_hit = s.n_noted = hit.n_tokens;
   if (s.start.sampling.repetition_penalty != 1) {
     c.seen.assign(s.start.prompt.begin(), end);
     std::sort(c.seen.begin(), c.seen.end());
@@ -259,14 +259,21 @@ void kv_ledger::save_after(sequence& s, const planned_rows& r, step_placed& plac
     const auto id = index_.add_snapshot(s.start.cache_salt, symbols.first(static_cast<size_t>(n)), table, s.floor);
     if (!id) continue;
     placed.saves_after.push_back({r.slot, n, *id});
-    if (n == s.start.n_prompt - 1) note_saved(placed.saves_after.back());
+    if (n == s.start.n_prompt - 1 || pays_on_disk(s, n)) note_saved(s, placed.saves_after.back());
   }
 }
 
-// Ends of prompts and of replies go to disk: that is where the next turn begins. What interval snapshots add would be
-// written for forks only.
-void kv_ledger::note_saved(const snapshot_save& s) {
-  if (config_.disk_cache_bytes > 0 && s.n_tokens >= config_.disk_min_tokens) to_write_.push_back(s.snapshot);
+// Ends of prompts and of replies go to disk: that is where the next turn begins. One between them is for forks, and for
+// a prompt that a crash cuts short. It goes when the blocks since the last one are as many bytes as it is: so forks
+// lose little, and the files are at most twice as large as blocks alone would be.
+bool kv_ledger::pays_on_disk(const sequence& s, int64_t n_tokens) const {
+  return (n_tokens - s.n_noted) * config_.block_bytes >= config_.snapshot_bytes * config_.block_tokens;
+}
+
+void kv_ledger::note_saved(sequence& of, const snapshot_save& s) {
+  if (config_.disk_cache_bytes == 0 || s.n_tokens < config_.disk_min_tokens) return;
+  of.n_noted = s.n_tokens;
+  to_write_.push_back(s.snapshot);
 }
 
 void kv_ledger::write_behind(std::vector<snapshot_id>&& snapshots, time now) {

@@ -77,6 +77,7 @@ private:
     int64_t n_done = 0;          // positions planned so far
     int64_t n_before = 0;        // the same when this step began
     int64_t n_hit = 0;           // of them, those it found
+    int64_t n_noted = 0;         // positions up to the last snapshot that was given to the disk, or the hit
     int64_t n_kept = 0;          // full blocks given to the index
     int64_t floor = 0, fork = 0; // of the late layers' rows; where others left this prefix, 0: nowhere
     bool has_begun = false;
@@ -99,7 +100,8 @@ private:
   bool is_wanted(const sequence&, int64_t n_tokens) const;
   int64_t first_wanted(const sequence&, int64_t above) const;
   int64_t late_floor(int64_t n_prompt) const;
-  void note_saved(const snapshot_save&);
+  void note_saved(sequence&, const snapshot_save&);
+  bool pays_on_disk(const sequence&, int64_t n_tokens) const;
   void write_behind(std::vector<snapshot_id>&& snapshots, time now);
 
   kv_cache_config config_;

@@ -138,6 +138,23 @@ TEST_CASE("tiers: a conversation of 15,000 tokens goes on after a restart as if 
   same(*got, *want);
 }
 
+TEST_CASE("tiers: a fork in the middle of a prompt of 12,000 tokens goes on behind a restart at an interval snapshot" *
+          doctest::test_suite("slow")) {
+  const test::temp_folder folder;
+  const auto prompt = some(12000, 21);
+  {
+    tier_ring first({.folder = folder.path()});
+    first.ask(prompt, 2);
+  }
+  auto fork = tokens(prompt.begin(), prompt.begin() + 6000);
+  const auto more = some(40, 22);
+  fork.insert(fork.end(), more.begin(), more.end());
+  tier_ring plain({.n_slots = 0, .n_snapshots = 0}), second({.folder = folder.path()});
+  const auto want = plain.ask(fork, 30), got = second.ask(fork, 30);
+  CHECK(got->usage.cached_tokens == 4096);
+  same(*got, *want);
+}
+
 TEST_CASE("tiers: a corrupt file is a miss, a line in the log, and gone") {
   const test::temp_folder folder;
   const auto prompt = some(400, 5);

@@ -105,6 +105,28 @@ TEST_CASE("O40: a prefix that left memory is found on disk, and the same after a
   CHECK(again.device.disk.size() >= r.device.disk.size());
 }
 
+TEST_CASE("kv_ledger: a fork from the middle of a long prompt goes on at an interval snapshot behind a restart") {
+  for (const int64_t interval : {16, 64, 1000}) {
+    CAPTURE(interval);
+    auto c = tiered(100, 400, 100, 1 << 20);
+    c.snapshot_interval = interval;
+    c.snapshot_bytes = 400; // as much as the blocks of 32 tokens
+    c.snapshot_memory_bytes = 100 * c.snapshot_bytes;
+    std::mt19937_64 random(13);
+    tiered_ring r(c);
+    const auto prompt = marked(random, 500, 2000);
+    r.ask(prompt, 2);
+    int64_t n_snapshots = 0, n_blocks = 0;
+    for (const auto& [entry, s] : r.device.disk) ++(s.what.snapshot == snapshot_id{} ? n_blocks : n_snapshots);
+    CHECK((n_snapshots - 2) * c.snapshot_bytes <= n_blocks * c.block_bytes); // besides both ends
+    restarted_ring again(c, r.device);
+    auto fork = tokens(prompt.begin(), prompt.begin() + 250);
+    fork.push_back(7);
+    const int64_t apart = std::max<int64_t>(interval, 32);
+    CHECK(again.ask(fork, 2) == 250 / apart * apart);
+  }
+}
+
 TEST_CASE("O38, O39: growing turns write each entry once, in deltas, and keep to the cap") {
   auto c = tiered(20, 400, 100, 200000);
   tiered_ring r(c);
