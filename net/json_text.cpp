@@ -22,6 +22,8 @@ void append_escape(std::string& out, char c) {
   case '\n': out += "\\n"; break;
   case '\r': out += "\\r"; break;
   case '\t': out += "\\t"; break;
+  case '\b': out += "\\b"; break;
+  case '\f': out += "\\f"; break;
   default:
     out += "\\u00";
     out += hex[c >> 4];

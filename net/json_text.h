@@ -8,7 +8,7 @@
 
 namespace troupe {
 
-// With quotes. `text` is UTF-8; '"', '\' and control characters are escaped.
+// With quotes. `text` is UTF-8; the same as Python's json.dumps(ensure_ascii=False).
 void append_json_string(std::string& out, std::string_view text);
 
 template <class Integer> void append_integer(std::string& out, Integer value) {

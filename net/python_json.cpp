@@ -1,6 +1,8 @@
 // Separators ", " and ": "; integers verbatim; numbers with a point or an exponent become doubles.
 #include "net/python_json.h"
 
+#include "net/json_text.h"
+
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -57,37 +59,12 @@ std::string to_python_number(std::string_view text) {
   return to_python_double(std::strtod(std::string(text).c_str(), nullptr));
 }
 
-void append_python_string(std::string& out, std::string_view s) {
-  static constexpr char hex[] = "0123456789abcdef";
-  out += '"';
-  for (const char c : s) {
-    switch (c) {
-    case '"': out += "\\\""; break;
-    case '\\': out += "\\\\"; break;
-    case '\n': out += "\\n"; break;
-    case '\r': out += "\\r"; break;
-    case '\t': out += "\\t"; break;
-    case '\b': out += "\\b"; break;
-    case '\f': out += "\\f"; break;
-    default:
-      if (static_cast<unsigned char>(c) < 0x20) {
-        out += "\\u00";
-        out += hex[c >> 4];
-        out += hex[c & 15];
-      } else {
-        out += c;
-      }
-    }
-  }
-  out += '"';
-}
-
 void append_python_json(std::string& out, const json_value& v) {
   switch (v.kind) {
   case json_kind::null: out += "null"; break;
   case json_kind::boolean: out += v.text; break;
   case json_kind::number: out += to_python_number(v.text); break;
-  case json_kind::string: append_python_string(out, v.text); break;
+  case json_kind::string: append_json_string(out, v.text); break;
   case json_kind::array:
   case json_kind::object: {
     const bool object = v.is(json_kind::object);
@@ -95,7 +72,7 @@ void append_python_json(std::string& out, const json_value& v) {
     for (size_t i = 0; i < v.items.size(); i++) {
       if (i) out += ", ";
       if (object) {
-        append_python_string(out, v.keys[i]);
+        append_json_string(out, v.keys[i]);
         out += ": ";
       }
       append_python_json(out, v.items[i]);

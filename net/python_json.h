@@ -9,7 +9,6 @@
 namespace troupe {
 
 void append_python_json(std::string& out, const json_value&);
-void append_python_string(std::string& out, std::string_view utf8); // with quotes
 std::string to_python_json(const json_value&);
 // Shortest round-trip digits: fixed notation for exponents -4..15, else scientific ("1e-05", "1e+16").
 std::string to_python_number(std::string_view json_number);

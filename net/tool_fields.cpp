@@ -2,6 +2,7 @@
 #include "net/tool_fields.h"
 
 #include "net/chat_calls.h"
+#include "net/json_text.h"
 #include "net/python_json.h"
 
 #include <fmt/format.h>
@@ -36,13 +37,13 @@ std::string to_schema_line(const json_value& function, const qualified_name& qua
     const json_value& v = function.items[i];
     if (key == "namespace") continue;
     comma();
-    append_python_string(out, key);
+    append_json_string(out, key);
     out += ": ";
     if (key == "name") {
-      append_python_string(out, qualified.name);
+      append_json_string(out, qualified.name);
     } else if (key == "description" && !described && v.is(json_kind::string)) {
-      append_python_string(out,
-                           v.text.empty() ? qualified.description : qualified.description + "\n" + std::string(v.text));
+      append_json_string(out,
+                         v.text.empty() ? qualified.description : qualified.description + "\n" + std::string(v.text));
       described = true;
     } else {
       append_python_json(out, v);
@@ -51,7 +52,7 @@ std::string to_schema_line(const json_value& function, const qualified_name& qua
   if (!described) {
     comma();
     out += "\"description\": ";
-    append_python_string(out, qualified.description);
+    append_json_string(out, qualified.description);
   }
   return out + "}";
 }
