@@ -98,6 +98,16 @@ struct bench_ring {
     run();
     return device.n_cached.at(id);
   }
+  // Each reply is the one that its prompt gives without any cache.
+  void check_replies() const {
+    for (const auto& [id, reply] : said) {
+      auto h = prompts.at(id);
+      for (const auto t : reply) {
+        REQUIRE(t == pretend_device::next(h));
+        h.push_back(t);
+      }
+    }
+  }
   tokens reply_of_last() { return said[sequence_id{last_turn * 100}]; }
 
   batch_policy policy;
@@ -115,6 +125,21 @@ inline tokens random_tokens(std::mt19937_64& random, int64_t n) {
   tokens t(static_cast<size_t>(n));
   for (auto& x : t) x = 10 + static_cast<int32_t>(random() % 3); // few, so that prefixes meet by chance
   return t;
+}
+
+inline int64_t pick(std::mt19937_64& random, int64_t low, int64_t high) {
+  return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+}
+
+// The beginning of an earlier prompt and what comes new behind it, at most 100 tokens; kept among the earlier ones.
+inline tokens grow(std::mt19937_64& random, std::vector<tokens>& past) {
+  const auto& old = past[random() % past.size()];
+  tokens prompt(old.begin(), old.begin() + pick(random, 0, static_cast<int64_t>(old.size())));
+  const auto more = random_tokens(random, pick(random, prompt.empty() ? 1 : 0, 30));
+  prompt.insert(prompt.end(), more.begin(), more.end());
+  if (prompt.size() > 100) prompt.resize(100);
+  past.push_back(prompt);
+  return prompt;
 }
 
 } // namespace troupe::ledger_ring

@@ -70,6 +70,13 @@ struct live {
     spawn_request(system, engine.parts(), std::move(r), sink);
     return sink;
   }
+  // Drained and stopped, nobody is left.
+  void end() {
+    CHECK(engine.drain(10s));
+    CHECK(numbers->now == phase::draining);
+    engine.stop();
+    CHECK(system.registry().running() == 0);
+  }
 };
 
 settings quiet() {
@@ -99,10 +106,7 @@ TEST_CASE("runtime: the shipped model answers, on one rank and on two" * doctest
     CHECK(one->error.message == "");
     CHECK(one->choices.at(0).content == "323");
     CHECK(two->choices.at(0).content == "323");
-    CHECK(l.engine.drain(10s));
-    CHECK(l.numbers->now == phase::draining);
-    l.engine.stop();
-    CHECK(l.system.registry().running() == 0);
+    l.end();
   }
 }
 
@@ -173,9 +177,7 @@ TEST_CASE("runtime: whatever dies under load, clients read what they would have 
       CHECK(l.numbers->restarts == ++n_restarts);
     }
     CHECK(l.numbers->now == phase::ready);
-    CHECK(l.engine.drain(10s));
-    l.engine.stop();
-    CHECK(l.system.registry().running() == 0);
+    l.end();
   }
 }
 
@@ -205,10 +207,8 @@ TEST_CASE("O40: what was on disk hits after a restart of the process, and a dead
         else
           CHECK((l.numbers->disk_reads > 0) == (life > 0));
       }
-      CHECK(l.engine.drain(10s));
+      l.end();
       if (life == 0) CHECK(l.numbers->disk_writes >= 2 * n_ranks);
-      l.engine.stop();
-      CHECK(l.system.registry().running() == 0);
     }
   }
 }
