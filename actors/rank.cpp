@@ -58,10 +58,14 @@ void send_orders(self_pointer self, const step_placed& placed) {
 
 void take_entry(running_rank& s, const tier_arrived& piece) {
   if (piece.cache != s.cache || !s.parts.weights) return;
-  auto& bytes = s.coming[piece.where.entry];
-  const auto more = std::as_bytes(std::span(piece.bytes));
-  bytes.insert(bytes.end(), more.begin(), more.end());
-  if (static_cast<int64_t>(bytes.size()) < piece.size_bytes) return;
+  auto bytes = std::as_bytes(std::span(piece.bytes));
+  const auto size = static_cast<size_t>(piece.size_bytes);
+  if (bytes.size() < size) { // in pieces
+    auto& all = s.coming[piece.where.entry];
+    all.insert(all.end(), bytes.begin(), bytes.end());
+    if (all.size() < size) return;
+    bytes = all;
+  }
   // Its checksum was right, so it was written for another shape: what builds on it fails when it is restored.
   if (const auto why = s.sequences->arrive(piece.where, bytes, *s.parts.weights)) spdlog::error("rank: {}", *why);
   s.coming.erase(piece.where.entry);

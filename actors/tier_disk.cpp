@@ -10,7 +10,6 @@
 #include <caf/all.hpp>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <sstream>
 #include <unordered_map>
@@ -142,8 +141,8 @@ void read(self_pointer self, const tier_read& where, std::vector<std::byte>& pay
   for (size_t at = 0; is_there && at < payload.size(); at += piece_bytes) {
     const size_t n = std::min(piece_bytes, payload.size() - at);
     tier_arrived out{s.cache, where, static_cast<int64_t>(payload.size()), static_cast<int64_t>(at), {}};
-    out.bytes.resize(n);
-    std::memcpy(out.bytes.data(), payload.data() + at, n);
+    const auto* from = reinterpret_cast<const uint8_t*>(payload.data()) + at;
+    out.bytes.assign(from, from + n);
     self->send(s.rank, std::move(out));
   }
   if (is_there) {
