@@ -1,14 +1,18 @@
-// Time to the first token of a 12,700-token prompt of the shipped model: computed, then found in the prefix cache.
+// Time to the first token of a 12,700-token prompt of the shipped model: computed, then found in each tier of the
+// prefix cache: on the device, in host memory (another prompt of its length has the device), on disk behind a restart.
 #include "actors/request.h"
 #include "actors/system.h"
 #include "bench/bench.h"
 #include "storage/log.h"
 
 #include <caf/all.hpp>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <cstdio>
+#include <filesystem>
 #include <mutex>
+#include <string>
 #include <vector>
 
 using namespace troupe;
@@ -16,6 +20,7 @@ using namespace troupe;
 namespace {
 
 constexpr int64_t n_prompt = 12700, n_answer = 24, n_hits = 7;
+const std::string model_folder = TROUPE_SOURCE_DIR "/etc/models/tiny";
 
 // When each push came.
 class timing_sink : public turn_sink {
@@ -57,28 +62,22 @@ private:
   bool has_ended_ = false;
 };
 
-} // namespace
-
-int main() {
-  spdlog::set_level(spdlog::level::warn);
-  struct config : caf::actor_system_config {
-    config() { configure(*this); }
-  };
-  config values;
-  caf::actor_system system{values};
-  settings s;
-  s.model = TROUPE_SOURCE_DIR "/etc/models/tiny";
-  s.max_running = 4;
-  runtime engine(system, s, std::make_shared<counters>());
-  engine.load();
-  std::vector<int32_t> prompt;
-  uint32_t x = 1;
+std::vector<int32_t> make_prompt(uint32_t seed) {
+  std::vector<int32_t> out;
   for (int64_t i = 0; i < n_prompt; ++i)
-    prompt.push_back(300 + static_cast<int32_t>((x = x * 1664525U + 1013904223U) >> 24));
-  std::printf("request,cached_tokens,first_token_ms,decode_step_ms\n");
-  for (int64_t i = 0; i <= n_hits; ++i) {
+    out.push_back(300 + static_cast<int32_t>((seed = seed * 1664525U + 1013904223U) >> 24));
+  return out;
+}
+
+// One life of a server.
+class life {
+public:
+  explicit life(settings s) : engine_(system_, fill(std::move(s)), std::make_shared<counters>()) { engine_.load(); }
+  ~life() { engine_.stop(); }
+  // One request, as a line of the table (none without a name). Median time of a decode step.
+  double ask(const std::vector<int32_t>& prompt, const char* name, double step_of_goal_us = 0) {
     chat_request r;
-    r.turn = turn_id{static_cast<uint64_t>(i) + 1};
+    r.turn = turn_id{++last_turn_};
     r.id = "bench";
     r.is_chat = false;
     r.prompt_ids = {prompt};
@@ -87,12 +86,64 @@ int main() {
     r.sampling.ignore_eos = true;
     const auto sink = std::make_shared<timing_sink>();
     const double began = bench::now_us();
-    spawn_request(system, engine.parts(), std::move(r), sink);
+    spawn_request(system_, engine_.parts(), std::move(r), sink);
     sink->wait();
-    std::printf("%s,%lld,%.2f,%.2f\n", i == 0 ? "computed" : "found", static_cast<long long>(sink->cached()),
-                (sink->first_us() - began) / 1e3, sink->step_us() / 1e3);
+    const double first = sink->first_us() - began, step = sink->step_us();
+    const double goal = step_of_goal_us > 0 ? 2 * step_of_goal_us + 10e3 : 0;
+    if (name)
+      std::printf("%s,%lld,%.2f,%.2f,%.2f\n", name, static_cast<long long>(sink->cached()), first / 1e3, step / 1e3,
+                  goal / 1e3);
     std::fflush(stdout);
+    return step;
   }
-  engine.stop();
+
+private:
+  static settings fill(settings s) {
+    s.model = model_folder;
+    s.max_running = 4;
+    return s;
+  }
+  struct config : caf::actor_system_config {
+    config() { configure(*this); }
+  };
+  config values_;
+  caf::actor_system system_{values_};
+  runtime engine_;
+  uint64_t last_turn_ = 0;
+};
+
+// Room on the device for one prompt of this length.
+settings tight() {
+  const auto bytes = plan_state(model_folder, 4);
+  settings s;
+  s.max_context = 13000;
+  s.kv_memory_bytes = bytes.per_slot * 4 + bytes.per_block * 230;
+  return s;
+}
+
+} // namespace
+
+int main() {
+  spdlog::set_level(spdlog::level::warn);
+  const auto prompt = make_prompt(1), other = make_prompt(2);
+  std::printf("request,cached_tokens,first_token_ms,decode_step_ms,goal_ms\n");
+  double step_us = 0; // what the goal is made of, from the same run
+  {
+    life l({});
+    step_us = l.ask(prompt, "computed");
+    for (int64_t i = 0; i < n_hits; ++i) l.ask(prompt, "device", step_us);
+  }
+  {
+    life l(tight());
+    l.ask(prompt, nullptr);
+    l.ask(other, nullptr);
+    for (int64_t i = 0; i < n_hits; ++i) l.ask(i % 2 == 0 ? prompt : other, "memory", step_us);
+  }
+  const auto folder = std::filesystem::temp_directory_path() / ("troupe_bench_" + std::to_string(::getpid()));
+  settings on_disk;
+  on_disk.disk_cache_dir = folder.string();
+  life(on_disk).ask(prompt, nullptr);
+  for (int64_t i = 0; i < n_hits; ++i) life(on_disk).ask(prompt, "disk", step_us);
+  std::filesystem::remove_all(folder);
   return 0;
 }
