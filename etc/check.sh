@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bad=0
 complain() { echo "check: $*" >&2; bad=1; }
-sources() { git ls-files --cached --others --exclude-standard -- "$@" | grep -E '\.(h|cpp|cu)$' || true; }
+sources() { git ls-files --cached --others --exclude-standard -- "$@" | grep -E '\.(h|cpp|cuh?)$' || true; }
 
 # Who may include whom: net > actors > model > gpu > storage.
 declare -A below=([storage]=storage [gpu]='gpu|storage' [model]='model|gpu|storage' [actors]='actors|model|storage' [net]='net|actors')  # and model/chat_types.h: what a request says, values without a header of CAF

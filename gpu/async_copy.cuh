@@ -2,7 +2,7 @@
 // On sm_90 and later the bulk copy engine; before that the warp copies itself.
 #pragma once
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 
 #include <cstdint>
 #include <cuda_runtime.h>

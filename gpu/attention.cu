@@ -9,7 +9,7 @@
 // An output's sum runs over 16 dims or 16 keys at a time, ascending, whatever the tile: both tile sizes give one row
 // the same bits.
 #include "gpu/attention_keys.cuh"
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
 #include "gpu/mma.cuh"

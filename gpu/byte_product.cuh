@@ -14,7 +14,7 @@
 
 #include "gpu/async_copy.cuh"
 #include "gpu/byte_rows.cuh"
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/cuda_lane.h"
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 
 namespace troupe {
 
-constexpr int pack_threads = 1024; // a block packs one row for one matrix; bound by its latency, not by bytes
+constexpr int pack_threads = 1024;    // a block packs one row for one matrix; bound by its latency, not by bytes
 constexpr int most_packed_in = 16384; // inputs: exact int32 sums hold up to 16,576 (exl3.md 9.4)
 
 // What a row is multiplied with afterwards.

@@ -1,7 +1,7 @@
 // What fills the caches: rotation, compressed pairs, entries of paged caches, window rings.
 #include "gpu/attention.h"
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
 #include "gpu/row_grid.cuh"

@@ -2,7 +2,7 @@
 #include "gpu/cuda_backend.h"
 
 #include "gpu/collective.h"
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/cuda_load.h"
 #include "gpu/cuda_ops.h"
 #include "gpu/moe_cuda.h"

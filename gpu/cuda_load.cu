@@ -1,7 +1,7 @@
 // Lays the tensors of a linear out in one allocation and copies them.
 #include "gpu/cuda_load.h"
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/dequantise.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Plain cudaMalloc: everything is taken at load, so speed does not matter and a leak shows as a number.
 #include "gpu/cuda_memory.h"
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 
 #include <algorithm>
 

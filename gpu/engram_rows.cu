@@ -1,7 +1,7 @@
 // Engram rows -> numbers, and the gated addition to the streams.
 #include "gpu/engram_rows.h"
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
 #include "gpu/row_grid.cuh"

@@ -1,7 +1,7 @@
 // The three quantise-dequantise operations, bit for bit as the twin.
 #include "gpu/formats.h"
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
 

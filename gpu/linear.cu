@@ -1,5 +1,5 @@
 // Linears on the device: EXL3 goes to its own kernels, the rest is decoded element by element on the way.
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/plain_weights.cuh"
 #include "gpu/trellis_gemv.h"
 

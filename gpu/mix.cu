@@ -1,7 +1,7 @@
 // The hyper-connection streams: mixing coefficients, fold, expand, mean.
 #include "gpu/mix.h"
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
 #include "gpu/row_grid.cuh"

@@ -1,5 +1,5 @@
 // Experts on the device: runs, the products of formats that are not EXL3, and the sum over slots.
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/moe_trellis.cuh"
 #include "gpu/plain_weights.cuh"
 

@@ -4,7 +4,7 @@
 // is 79.6 MB, 19 us on an H200.
 #pragma once
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/gated.cuh"
 #include "gpu/moe_cuda.h"
 #include "gpu/trellis_block.cuh"

@@ -1,5 +1,5 @@
 // Choice of experts from the gate's outputs.
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/order.cuh"
 

@@ -1,7 +1,7 @@
 // Tables and rows: gathering, copying, adding. All of it is bound by the bytes it moves.
 #include "gpu/cuda_ops.h"
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/device_math.cuh"
 #include "gpu/row_grid.cuh"
 

@@ -5,7 +5,7 @@
 // segments whose k best are selected first: the best of all are among them.
 #pragma once
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/order.cuh"
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 // take 12 us. Selection reads 4 bytes an item four times.
 #include "gpu/topk.h"
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/dot.h"
 #include "gpu/select.cuh"

@@ -1,7 +1,7 @@
 // The kernel behind trellis_gemv.h and its dispatch over rates; a .cu file per codebook makes the instances.
 #pragma once
 
-#include "gpu/cuda_check.h"
+#include "gpu/cuda_check.cuh"
 #include "gpu/trellis_block.cuh"
 #include "gpu/trellis_gemv.h"
 
