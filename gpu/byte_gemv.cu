@@ -52,7 +52,7 @@ int64_t rounded(int64_t n) { return (n + 255) / 256 * 256; }
 bool byte_gemv_cuda(gemv_args a, const cuda_lane& lane) {
   if (a.w.book != stored_matrix::codebook::mul1 || a.w.in > most_packed_in) return false;
   const int chunks = a.w.out / chunk_columns;
-  const product_shape shape(chunks, a.w.in / 16, a.w.rate, a.n_rows, lane.n_multiprocessors);
+  const product_shape shape(chunks, a.w.in / 16, a.n_rows, lane.n_multiprocessors);
   const int64_t group_bytes = shape.slot_bytes() + packed_bytes(a.w.in) + 8 * static_cast<int64_t>(sizeof(packed_row));
   const int64_t groups = std::min<int64_t>(
       {(lane.scratch_bytes - 1024) / group_bytes, lane.n_counters / chunks, int64_t{65535}, (a.n_rows + 7) / 8});

@@ -4,9 +4,9 @@
 // Sums are exact int32 over all of k, so the work can be cut anywhere and added in any order, and a row has the same
 // bits in every cut. It is cut evenly: the bands (eight tiles of one tile row, 128 columns) of all columns stand in one
 // line and block b takes [T b / B, T (b + 1) / B) of them. One warp streams them through a ring in shared memory, the
-// other eight take half a band each. The block that hands in the last part of a column adds the parts up and finishes
-// it; nothing spins on another block. The kernel may start before the one that packs its rows has ended (programmatic
-// dependent launch): weights depend on nothing, so the ring is filled with them first.
+// other eight take a band, or half of one, each. The block that hands in the last part of a column adds the parts up
+// and finishes it; nothing spins on another block. The kernel may start before the one that packs its rows has ended
+// (programmatic dependent launch): weights depend on nothing, so the ring is filled with them first.
 //
 // Bound by instruction issue on Hopper at K <= 4: about 31 instructions for a tile of 256 weights (8 windows of two
 // shifts and a multiply, 2 mma), 4 schedulers: 33 weights a clock and multiprocessor; by bytes above that.
@@ -23,20 +23,21 @@ namespace troupe {
 
 constexpr int product_warps = 8,
               product_threads = 32 * product_warps;           // that multiply, two a scheduler; one more copies
-constexpr int warp_tiles = 4;                                 // of a band; two warps share it
 constexpr int slot_ints = max_block_rows * 2 * chunk_columns; // a part's sums: (rows, main and rest, 128)
 
-// Groups: of four rows, 1 or 2. Latencies are hidden by warps, so a warp holds the sums of four tiles only and as many
-// blocks share a multiprocessor as their registers allow (measured on an H200: 16 warps 90 us, 24 warps 72 us).
+// Groups: of four rows, 1 or 2. A warp holds the sums of a whole band where registers allow (one group, windows of two
+// words), else of half of it: three blocks a multiprocessor hide latencies that two do not (measured on an H200: 90 us
+// against 80 for 16384 x 16384 at K = 5); a fourth brings nothing.
 template <int Rate, int Groups> struct band_ring {
   static constexpr int band_bytes = 128 * Rate, code_bytes = 128 * Groups;
-  static constexpr int blocks_a_multiprocessor = Groups == 1 && Rate <= 8 ? 4 : 3;
-  static constexpr int registers = blocks_a_multiprocessor == 4 ? 56 : 72; // what so many blocks of nine warps leave
+  static constexpr int warp_tiles = Groups == 1 && Rate <= 8 ? 8 : 4; // of a band's eight
+  static constexpr int registers = 72;                                // what three blocks of nine warps leave
   static constexpr int stage_bands = product_warps;
   static constexpr int stage_bytes = stage_bands * (band_bytes + code_bytes); // packed weights, then codes
-  static constexpr int room = (blocks_a_multiprocessor == 4 ? 46 : 56) * 1024;
+  static constexpr int room = 56 * 1024;
   static constexpr int n_stages = room / stage_bytes > 8 ? 8 : room / stage_bytes > 1 ? room / stage_bytes : 2;
 };
+constexpr int blocks_a_multiprocessor = 3;
 
 // A line of columns of `rows` bands each; block b has [begin(b), begin(b + 1)). total * n_blocks stays below 2^32.
 struct band_line {
@@ -62,6 +63,7 @@ template <int Rate, int Groups, class Problem> class byte_product {
 public:
   using ring = band_ring<Rate, Groups>;
   static constexpr int most_rows = 4 * Groups;
+  static constexpr int sharers = 8 / ring::warp_tiles;     // warps of a band
   static constexpr int padded_row = 2 * chunk_columns + 8; // ints; rows of one column fall on other banks
   struct shared {
     uint64_t full[ring::n_stages], empty[ring::n_stages];
@@ -200,12 +202,12 @@ private:
     int stage = 0;
     uint32_t phase = 0;
     each_segment([&](uint32_t column, uint32_t, uint32_t n, int segment) {
-      int c[Groups][warp_tiles][4] = {};
+      int c[Groups][ring::warp_tiles][4] = {};
       for (uint32_t done = 0; done < n; done += ring::stage_bands) {
         const int bands = static_cast<int>(min(n - done, static_cast<uint32_t>(ring::stage_bands)));
         wait(&s_.full[stage], phase);
         const uint8_t* at = stages_ + stage * ring::stage_bytes;
-        for (int b = warp_ / 2; b < bands; b += product_warps / 2) multiply_band(c, windows, at, b);
+        for (int b = warp_ / sharers; b < bands; b += product_warps / sharers) multiply_band(c, windows, at, b);
         __syncwarp();
         if (lane_ == 0) arrive(&s_.empty[stage]);
         if (++stage == ring::n_stages) {
@@ -220,10 +222,10 @@ private:
     });
   }
 
-  __device__ __forceinline__ void multiply_band(int (&c)[Groups][warp_tiles][4], const lane_windows<Rate>& windows,
-                                                const uint8_t* stage, int b) {
-    const auto* band =
-        reinterpret_cast<const uint32_t*>(stage + b * ring::band_bytes + warp_ % 2 * (ring::band_bytes / 2));
+  __device__ __forceinline__ void multiply_band(int (&c)[Groups][ring::warp_tiles][4],
+                                                const lane_windows<Rate>& windows, const uint8_t* stage, int b) {
+    const auto* band = reinterpret_cast<const uint32_t*>(stage + b * ring::band_bytes +
+                                                         warp_ % sharers * (ring::band_bytes / sharers));
     const auto* codes =
         reinterpret_cast<const uint32_t*>(stage + ring::stage_bands * ring::band_bytes + b * ring::code_bytes);
     uint32_t x[Groups][4];
@@ -236,7 +238,7 @@ private:
       x[g][3] = __byte_perm(four, 0, 0x3333);
     }
 #pragma unroll
-    for (int t = 0; t < warp_tiles; ++t) {
+    for (int t = 0; t < ring::warp_tiles; ++t) {
       uint32_t w[8];
       windows.states(band + t * (4 * Rate), w);
 #pragma unroll
@@ -254,14 +256,14 @@ private:
   }
 
   // Into the block's sums: lane l holds columns l / 4 and + 8 of each tile for row l % 4 of each group.
-  __device__ __forceinline__ void add_up(const int (&c)[Groups][warp_tiles][4], int n_rows) {
+  __device__ __forceinline__ void add_up(const int (&c)[Groups][ring::warp_tiles][4], int n_rows) {
 #pragma unroll
     for (int g = 0; g < Groups; ++g) {
       const int r = 4 * g + lane_ % 4;
       if (r >= n_rows) continue;
-      int32_t* to = s_.sums[0] + r * padded_row + warp_ % 2 * (chunk_columns / 2) + lane_ / 4;
+      int32_t* to = s_.sums[0] + r * padded_row + warp_ % sharers * (chunk_columns / sharers) + lane_ / 4;
 #pragma unroll
-      for (int t = 0; t < warp_tiles; ++t)
+      for (int t = 0; t < ring::warp_tiles; ++t)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           atomicAdd(to + 16 * t + 8 * half, c[g][t][2 * half]);
@@ -351,17 +353,16 @@ __global__ void __launch_bounds__(product_threads + 32) __maxnreg__((band_ring<R
 // How many blocks share a line of at most `n_columns` columns, and the most columns that one of them touches.
 struct product_shape {
   int n_groups, n_blocks, max_segments; // n_groups: of four rows that any column has at most
-  product_shape(int64_t n_columns, int rows, int rate, int most_rows, int n_multiprocessors)
-      : n_groups(most_rows <= 4 ? 1 : 2),
-        n_blocks(blocks_for(n_columns * rows, n_groups == 1 && rate <= 8 ? 4 : 3, n_multiprocessors)),
+  product_shape(int64_t n_columns, int rows, int most_rows, int n_multiprocessors)
+      : n_groups(most_rows <= 4 ? 1 : 2), n_blocks(blocks_for(n_columns * rows, n_multiprocessors)),
         max_segments(static_cast<int>((n_columns + n_blocks - 1) / n_blocks) + 2) {
     TROUPE_CHECK(n_columns * rows * n_blocks < int64_t{1} << 32, "the bands of a line are counted in 32 bits");
   }
   // A block's start and end cost as much as about 40 of its bands.
-  static int blocks_for(int64_t n_bands, int a_multiprocessor, int n_multiprocessors) {
+  static int blocks_for(int64_t n_bands, int n_multiprocessors) {
     const int64_t wanted =
         std::max<int64_t>(n_bands / 40, std::min<int64_t>(n_bands / product_warps, n_multiprocessors));
-    return static_cast<int>(std::clamp<int64_t>(wanted, 1, int64_t{a_multiprocessor} * n_multiprocessors));
+    return static_cast<int>(std::clamp<int64_t>(wanted, 1, int64_t{blocks_a_multiprocessor} * n_multiprocessors));
   }
   int64_t slot_bytes() const { return static_cast<int64_t>(n_blocks) * max_segments * slot_ints * 4; }
 };

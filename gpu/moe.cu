@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(plan_threads) plan_runs_kernel(moe_args a) {
   }
   __syncthreads();
   // Inclusive sums of pairs and of runs over experts: in a warp, then over the warps' ends.
-  int pairs = count[me], runs = (count[me] + max_run_rows - 1) / max_run_rows;
+  int pairs = count[me], runs = (count[me] + a.run_rows - 1) / a.run_rows;
   for (int step = 1; step < 32; step *= 2) {
     const int p = __shfl_up_sync(0xFFFFFFFF, pairs, step), r = __shfl_up_sync(0xFFFFFFFF, runs, step);
     if (lane >= step) pairs += p, runs += r;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(plan_threads) plan_runs_kernel(moe_args a) {
   __syncthreads();
   if (me == plan_threads - 1) *a.list.n_runs = first_run[me];
   for (int e = me / 32; e < a.n_experts; e += plan_threads / 32) {
-    const int n = count[e], run0 = first_run[e] - (n + max_run_rows - 1) / max_run_rows, pair0 = first[e] - n;
+    const int n = count[e], run0 = first_run[e] - (n + a.run_rows - 1) / a.run_rows, pair0 = first[e] - n;
     int found = 0;
     for (int base = 0; base < n_pairs && found < n; base += 32) {
       const int p = base + lane;
@@ -49,13 +49,13 @@ __global__ void __launch_bounds__(plan_threads) plan_runs_kernel(moe_args a) {
       const uint32_t votes = __ballot_sync(0xFFFFFFFF, mine);
       if (mine) {
         const int at = found + __popc(votes & ((1U << lane) - 1));
-        expert_run& run = a.list.runs[run0 + at / max_run_rows];
-        run.pair[at % max_run_rows] = p;
-        a.list.places[p] = {run0 + at / max_run_rows, at % max_run_rows};
-        if (at % max_run_rows == 0) {
+        expert_run& run = a.list.runs[run0 + at / a.run_rows];
+        run.pair[at % a.run_rows] = p;
+        a.list.places[p] = {run0 + at / a.run_rows, at % a.run_rows};
+        if (at % a.run_rows == 0) {
           run.expert = e;
           run.first = pair0 + at;
-          run.n_pairs = min(n - at, max_run_rows);
+          run.n_pairs = min(n - at, a.run_rows);
         }
       }
       found += __popc(votes);
@@ -143,7 +143,7 @@ int64_t cut_buffers(moe_args& a, const cuda_lane& lane, const cuda_expert_set& s
   a.list.places = cut.take<run_place>(pairs);
   if (uses_bytes(set)) {
     a.partial = cut.take<float>(0);
-    cut.take<std::byte>(moe_bytes_scratch(a, set.gate.trellis.rate, set.down.trellis.rate));
+    cut.take<std::byte>(moe_bytes_scratch(a));
   } else {
     const int dim = padded_chunks(a.dim), width = padded_chunks(a.width);
     const int64_t parts = std::max(width * 2 * slices_of(dim * 128), dim * slices_of(width * 128));
@@ -208,11 +208,13 @@ void experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor ids, te
   int64_t slab = std::min<int64_t>({n_rows, lane.n_counters / chunks / a.k, 65535 / a.k});
   for (; slab > 0; slab /= 2) {
     a.rows = static_cast<int32_t>(slab);
+    // A run of up to four rows multiplies twice as fast; where experts have few rows, nearly all fit.
+    a.run_rows = a.rows * a.k <= 2 * a.n_experts ? 4 : max_run_rows;
     if (cut_buffers(a, lane, set) <= lane.scratch_bytes) break;
   }
   TROUPE_CHECK(slab > 0, "the scratch of a lane holds the experts of one row");
   for (int64_t first = 0; first < n_rows; first += slab) {
-    a.rows = static_cast<int32_t>(std::min(slab, n_rows - first));
+    a.rows = static_cast<int32_t>(std::min(slab, n_rows - first)); // run_rows stays
     a.x = x.f32() + first * a.dim;
     a.y = y.f32() + first * a.dim;
     a.ids = ids.i32() + first * a.k;

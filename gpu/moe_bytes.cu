@@ -117,8 +117,8 @@ struct run_buffers {
   int32_t* slots;
   product_shape shape;
   int64_t size_bytes;
-  run_buffers(const moe_args& a, int in, int rate, int n_matrices, int64_t n_columns)
-      : shape(n_columns, in / 16, rate, std::min(a.rows, max_run_rows), a.n_multiprocessors) {
+  run_buffers(const moe_args& a, int in, int n_matrices, int64_t n_columns)
+      : shape(n_columns, in / 16, a.run_rows, a.n_multiprocessors) {
     const int64_t runs = most_runs(a), slot_bytes = shape.slot_bytes(),
                   code_bytes = runs * n_matrices * packed_bytes(in);
     auto* at = reinterpret_cast<std::byte*>(a.partial);
@@ -129,11 +129,11 @@ struct run_buffers {
   }
 };
 
-run_buffers gate_up_buffers(const moe_args& a, int rate) {
-  return {a, padded(a.dim), rate, 2, static_cast<int64_t>(most_runs(a)) * (padded(a.width) / 128) * 2};
+run_buffers gate_up_buffers(const moe_args& a) {
+  return {a, padded(a.dim), 2, static_cast<int64_t>(most_runs(a)) * (padded(a.width) / 128) * 2};
 }
-run_buffers down_buffers(const moe_args& a, int rate) {
-  return {a, padded(a.width), rate, 1, static_cast<int64_t>(most_runs(a)) * (padded(a.dim) / 128)};
+run_buffers down_buffers(const moe_args& a) {
+  return {a, padded(a.width), 1, static_cast<int64_t>(most_runs(a)) * (padded(a.dim) / 128)};
 }
 
 } // namespace
@@ -142,12 +142,12 @@ bool moe_bytes_fit(int32_t dim, int32_t width) {
   return padded(dim) <= most_packed_in && padded(width) <= most_packed_in;
 }
 
-int64_t moe_bytes_scratch(const moe_args& a, int32_t rate, int32_t down_rate) {
-  return std::max(gate_up_buffers(a, rate).size_bytes, down_buffers(a, down_rate).size_bytes);
+int64_t moe_bytes_scratch(const moe_args& a) {
+  return std::max(gate_up_buffers(a).size_bytes, down_buffers(a).size_bytes);
 }
 
 void moe_gate_up_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
-  const run_buffers b = gate_up_buffers(a, rate);
+  const run_buffers b = gate_up_buffers(a);
   pack_runs_kernel<0><<<dim3(a.rows * a.k, 2), pack_threads, 0, on>>>(a, b.codes);
   cuda_check_launch("experts: pack");
   const gate_up_columns columns{a, b.codes, padded(a.width) / 128, rate};
@@ -156,7 +156,7 @@ void moe_gate_up_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
 }
 
 void moe_down_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
-  const run_buffers b = down_buffers(a, rate);
+  const run_buffers b = down_buffers(a);
   pack_runs_kernel<2><<<dim3(a.rows * a.k, 1), pack_threads, 0, on>>>(a, b.codes);
   cuda_check_launch("experts: pack");
   const down_columns columns{a, b.codes, padded(a.dim) / 128, rate};

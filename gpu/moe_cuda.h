@@ -42,11 +42,12 @@ struct moe_args {
   float* partial = nullptr; // (sorted pairs, chunks, parts, 128) of the larger of the two products
   uint32_t* counters = nullptr;
   int32_t n_multiprocessors = 0;
+  int32_t run_rows = max_run_rows; // rows of a run at most: 4 or 8
 };
 
-// No more runs than pairs, nor than one an expert and one for each full eight.
+// No more runs than pairs, nor than one an expert and one for each full one.
 inline int most_runs(const moe_args& a) {
-  const int pairs = a.rows * a.k, full = a.n_experts + pairs / max_run_rows;
+  const int pairs = a.rows * a.k, full = a.n_experts + pairs / a.run_rows;
   return pairs < full ? pairs : full;
 }
 
@@ -60,7 +61,7 @@ void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_vi
 // The two products of all runs in the byte form, which serves codebook mul1 when the widths fit; their buffers lie at
 // `partial`. moe_bytes.cu
 bool moe_bytes_fit(int32_t dim, int32_t width);
-int64_t moe_bytes_scratch(const moe_args&, int32_t rate, int32_t down_rate);
+int64_t moe_bytes_scratch(const moe_args&);
 void moe_gate_up_bytes(const moe_args&, int32_t rate, cuda_stream on);
 void moe_down_bytes(const moe_args&, int32_t rate, cuda_stream on);
 

@@ -28,52 +28,76 @@ template <int Rate> struct trellis_rate {
       if (first_bit(lane) % 32 + span > 64) return true;
     return false;
   }
+
+  // Windows are cut from 32-bit pieces of the chunk; a piece serves those that begin in its first 17 bits. Which piece
+  // window e is cut from, and where each begins: the first at 0, a later one so that its last window ends it.
+  static __host__ __device__ constexpr int piece(int e) {
+    int at = 0, begin = 0; // `begin`: of the first window of the piece
+    for (int i = 1; i <= e; ++i)
+      if (offset(i) - begin > 16) {
+        ++at;
+        begin = offset(i);
+      }
+    return at;
+  }
+  static constexpr int n_pieces = piece(7) + 1;
+  static __host__ __device__ constexpr int piece_begin(int at) {
+    if (at == 0) return 0;
+    int last = 0;
+    for (int e = 0; e < 8; ++e)
+      if (piece(e) == at) last = offset(e);
+    return last - 16;
+  }
 };
 
 // Where a lane's chunk lies in every tile of a rate.
 template <int Rate> struct lane_windows {
   using rate = trellis_rate<Rate>;
-  int word[3];
-  int shift;
+  static constexpr bool shares_words = !rate::three_words(); // all pieces lie in the same two words
+  static constexpr int n_places = shares_words ? 1 : rate::n_pieces;
+  int word[n_places][2];
+  int shift[n_places];
 
   __device__ explicit lane_windows(int lane) {
-    const int first = (rate::lane_bits * lane + rate::end(0) - 16 + rate::n_bits) % rate::n_bits;
-    shift = first % 32;
-    for (int i = 0; i < 3; ++i) word[i] = (first / 32 + i) % rate::n_words;
+#pragma unroll
+    for (int i = 0; i < n_places; ++i) {
+      const int first =
+          (rate::lane_bits * lane + rate::end(0) - 16 + rate::n_bits + rate::piece_begin(i)) % rate::n_bits;
+      shift[i] = first % 32;
+      word[i][0] = first / 32;
+      word[i][1] = (first / 32 + 1) % rate::n_words;
+    }
   }
 
-  // Bits [first, first + 16) of the chunk r[0], r[1], r[2], most significant first.
-  template <int First> static __device__ __forceinline__ uint32_t window(const uint32_t (&r)[3]) {
-    constexpr int of = First / 32, at = First % 32;
-    if constexpr (at + 16 <= 32) {
-      constexpr uint32_t pick = at / 8 == 0 ? 0x4432 : at / 8 == 1 ? 0x4421 : 0x4410;
-      return __byte_perm(r[of] << (at % 8), 0, pick);
-    } else {
-      return __funnelshift_l(r[of + 1], r[of], at) >> 16;
-    }
+  // Window e from its piece: a left shift to the next byte, which may go to the multiplier's pipe, and a byte pick, so
+  // that few instructions fall to the pipe that bounds the loop (exl3.md 13.5).
+  template <int E> static __device__ __forceinline__ uint32_t window(const uint32_t (&piece)[rate::n_pieces]) {
+    constexpr int at = rate::offset(E) - rate::piece_begin(rate::piece(E));
+    static_assert(at >= 0 && at <= 16, "a window lies in its piece");
+    constexpr uint32_t pick = at / 8 == 0 ? 0x4432 : at / 8 == 1 ? 0x4421 : 0x4410;
+    return __byte_perm(piece[rate::piece(E)] << (at % 8), 0, pick);
   }
 
   // tile: the words of one tile in shared memory.
   __device__ __forceinline__ void states(const uint32_t* tile, uint32_t (&s)[8]) const {
-    const uint32_t w0 = tile[word[0]], w1 = tile[word[1]];
-    uint32_t r[3];
-    r[0] = __funnelshift_l(w1, w0, shift);
-    if constexpr (rate::three_words()) {
-      const uint32_t w2 = tile[word[2]];
-      r[1] = __funnelshift_l(w2, w1, shift);
-      r[2] = w2 << shift;
+    uint32_t piece[rate::n_pieces];
+    if constexpr (shares_words) {
+      const uint32_t w0 = tile[word[0][0]], w1 = tile[word[0][1]];
+      piece[0] = __funnelshift_l(w1, w0, shift[0]);
+      // At most 32, for which the clamping form gives w1.
+      if constexpr (rate::n_pieces == 2) piece[1] = __funnelshift_lc(w1, w0, shift[0] + rate::piece_begin(1));
     } else {
-      r[1] = w1 << shift;
-      r[2] = 0;
+#pragma unroll
+      for (int i = 0; i < rate::n_pieces; ++i) piece[i] = __funnelshift_l(tile[word[i][1]], tile[word[i][0]], shift[i]);
     }
-    s[0] = window<rate::offset(0)>(r);
-    s[1] = window<rate::offset(1)>(r);
-    s[2] = window<rate::offset(2)>(r);
-    s[3] = window<rate::offset(3)>(r);
-    s[4] = window<rate::offset(4)>(r);
-    s[5] = window<rate::offset(5)>(r);
-    s[6] = window<rate::offset(6)>(r);
-    s[7] = window<rate::offset(7)>(r);
+    s[0] = window<0>(piece);
+    s[1] = window<1>(piece);
+    s[2] = window<2>(piece);
+    s[3] = window<3>(piece);
+    s[4] = window<4>(piece);
+    s[5] = window<5>(piece);
+    s[6] = window<6>(piece);
+    s[7] = window<7>(piece);
   }
 };
 
