@@ -3,10 +3,10 @@
 
 #include "actors/ring.h"
 #include "actors/supervisor.h"
+#include "actors/system_device.h"
 #include "actors/warm_up.h"
 #include "gpu/backend.h"
 #include "gpu/collective.h"
-#include "gpu/cuda_backend.h"
 #include "storage/log.h"
 
 #include <caf/all.hpp>
@@ -17,7 +17,6 @@
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
-#include <thread>
 
 namespace troupe {
 
@@ -97,11 +96,10 @@ struct runtime::impl {
       : system(s), numbers(std::move(n)), folder(c.model.empty() ? shipped_model() : c.model) {
     parts.config = std::move(c);
     parts.numbers = numbers;
-    choose_backend();
+    parts.config.backend = choose_backend(parts.config.backend); // the fingerprint and the log name what computes
     parts.info = read_model_info(folder);
   }
 
-  void choose_backend();
   bool is_null() const { return parts.config.backend == "null"; }
   bool drafts() const { return !is_null() && parts.info.has_draft && parts.config.spec == "dspark"; }
   int32_t n_ranks() const { return is_null() ? 1 : parts.config.ranks; }
@@ -124,17 +122,6 @@ struct runtime::impl {
   std::vector<std::atomic<double>> loaded;        // part of each rank's weights
   bool is_loaded = false, is_stopped = false;
 };
-
-// `auto` is settled before anything depends on it: the fingerprint and the log name what computes.
-void runtime::impl::choose_backend() {
-  std::string& backend = parts.config.backend;
-  if (backend != "auto" && backend != "cuda") return;
-  std::string why;
-  const bool has_device = !list_cuda_devices(why).empty();
-  if (backend == "cuda" && !has_device)
-    throw std::runtime_error("backend: cuda was asked for, but no CUDA device can be used: " + why);
-  backend = has_device ? "cuda" : "host";
-}
 
 batch_limits runtime::impl::plan_limits() const {
   const auto& c = parts.config;
@@ -165,17 +152,7 @@ rank_parts runtime::impl::make_rank(int32_t rank, const batch_limits& limits) {
   const auto& c = parts.config;
   rank_parts p;
   if (!group.empty()) p.group = std::move(group[static_cast<size_t>(rank)]);
-  const auto cores = static_cast<int32_t>(std::thread::hardware_concurrency());
-  if (c.backend == "cuda") {
-    std::string why;
-    const auto n_devices = static_cast<int32_t>(list_cuda_devices(why).size());
-    p.device = make_cuda_backend({.device = rank % std::max(n_devices, 1), .group = p.group.get()});
-  } else {
-    host_backend_config host;
-    host.n_threads = std::max(1, (c.threads > 0 ? c.threads : cores) / n_ranks());
-    host.group = p.group.get();
-    p.device = make_host_backend(host);
-  }
+  p.device = make_device(c, rank, n_ranks(), p.group.get());
   model_options o;
   o.folder = folder;
   o.max_sequences = limits.max_running;
