@@ -80,9 +80,9 @@ qualified_name read_qualified_name(const field_reader& outer, const field_reader
   if (bare.find("::") != std::string_view::npos) return refuse("more than one namespace");
   if (!is_name(bare) || (colons != std::string_view::npos && !is_name(own_space)) ||
       (!space.empty() && !is_name(space)))
-    return refuse(fmt::format("'{}' is not a name of 1 to {} characters A-Z a-z 0-9 _ . : -", quoted(*name), max_name));
+    return refuse(fmt::format("'{}' is not a name of 1 to {} characters A-Z a-z 0-9 _ . : -", quote(*name), max_name));
   if (!space.empty() && !own_space.empty() && space != own_space)
-    return refuse(fmt::format("'{}' conflicts with namespace '{}'", quoted(*name), quoted(space)));
+    return refuse(fmt::format("'{}' conflicts with namespace '{}'", quote(*name), quote(space)));
   if (!space.empty() && space.find("::") != std::string::npos) return refuse("more than one namespace");
   out.name = own_space.empty() && !space.empty() ? space + "::" + std::string(bare) : std::string(*name);
   return out;

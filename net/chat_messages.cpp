@@ -54,7 +54,7 @@ private:
     } else {
       refuse(fmt::format("{}.role: expected system, developer, user, assistant, tool, function or latest_reminder, "
                          "found '{}'",
-                         path_, quoted(role)));
+                         path_, quote(role)));
       return false;
     }
     return true;
@@ -97,7 +97,7 @@ private:
     } else if (*type == "thinking" && m.role == chat_role::assistant) {
       m.reasoning += part.string("thinking").value_or("");
     } else if (m.role != chat_role::tool) { // chat.md 2.6: dropped in tool results, as the reference does
-      refuse(fmt::format("{}.type: '{}' is not supported", path, quoted(*type)));
+      refuse(fmt::format("{}.type: '{}' is not supported", path, quote(*type)));
     }
   }
 
@@ -137,7 +137,7 @@ private:
     if (!task) return;
     for (const char* known : tasks)
       if (*task == known) m.task = *task;
-    if (m.task.empty()) refuse(fmt::format("{}.task: '{}' is not a task", path_, quoted(*task)));
+    if (m.task.empty()) refuse(fmt::format("{}.task: '{}' is not a task", path_, quote(*task)));
   }
 
   const settings& config_;

@@ -35,7 +35,7 @@ effort_choice read_effort(const json_value& v, const settings& config, request_p
   int64_t number = 0;
   if (v.is(json_kind::number)) {
     const auto n = to_integer(v);
-    if (!n) return refuse(quoted(v.text));
+    if (!n) return refuse(quote(v.text));
     number = *n;
   } else if (v.is(json_kind::string)) {
     if (v.text == "none") return {true, true, 0};
@@ -46,7 +46,7 @@ effort_choice read_effort(const json_value& v, const settings& config, request_p
       if (e.name == v.text) return {true, false, e.number};
     const auto r = std::from_chars(v.text.data(), v.text.data() + v.text.size(), number);
     if (v.text.empty() || r.ec != std::errc() || r.ptr != v.text.data() + v.text.size())
-      return refuse("'" + quoted(v.text) + "'");
+      return refuse("'" + quote(v.text) + "'");
   } else {
     return refuse(name(v.kind));
   }

@@ -55,9 +55,8 @@ std::string read_json_schema(const field_reader& body, const field_reader& forma
   if (!holder || !holder->is(json_kind::object)) {
     for (const auto key : format.object().keys)
       if (key != "type" && key != "json_schema")
-        body.refuse(
-            "response_format",
-            fmt::format("response_format.{}: unknown field; the schema goes into json_schema", quoted(key, 40)));
+        body.refuse("response_format",
+                    fmt::format("response_format.{}: unknown field; the schema goes into json_schema", quote(key, 40)));
     body.refuse("response_format",
                 "When response_format type is 'json_schema', the 'json_schema' field must be provided.");
     return {};
@@ -96,7 +95,7 @@ std::string read_response_format(const field_reader& body, bool hint_on, bool bi
                                        ? std::string("not supported yet: response_format type structural_tag")
                                        : fmt::format("response_format.type: expected text, json_object or json_schema, "
                                                      "found '{}'",
-                                                     quoted(*type)));
+                                                     quote(*type)));
     return {};
   }
   if (hint_on) return hint;
@@ -127,7 +126,7 @@ void refuse_unsupported(const field_reader& body) {
   if (const json_value* kwargs = body.of_kind("mm_processor_kwargs", json_kind::object);
       kwargs && !kwargs->keys.empty())
     body.refuse("mm_processor_kwargs",
-                fmt::format("mm_processor_kwargs: unknown key '{}'", quoted(kwargs->keys.front(), 40)));
+                fmt::format("mm_processor_kwargs: unknown key '{}'", quote(kwargs->keys.front(), 40)));
   if (const json_value* list = body.of_kind("modalities", json_kind::array))
     for (const auto& v : list->items)
       if (!v.is(json_kind::string) || v.text != "text") body.refuse("modalities", "modalities: only text is supported");

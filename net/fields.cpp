@@ -53,7 +53,7 @@ std::string_view field_reader::param_of(std::string_view key) const {
 
 void field_reader::wrong_kind(std::string_view key, std::string_view expected, const json_value& found) const {
   problem_.add(fmt::format("{}: expected {}, found {}", path_of(key), expected,
-                           found.is(json_kind::number) ? quoted(found.text, 40) : name(found.kind)),
+                           found.is(json_kind::number) ? quote(found.text, 40) : name(found.kind)),
                param_of(key));
 }
 

@@ -56,7 +56,7 @@ void append_json_float(std::string& out, float value) {
   out.append(digits, r.ptr);
 }
 
-std::string quoted(std::string_view text, size_t limit) {
+std::string quote(std::string_view text, size_t limit) {
   bool cut = false;
   if (text.size() > limit) {
     while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0) == 0x80) limit--;

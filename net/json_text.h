@@ -21,6 +21,6 @@ template <class Integer> void append_integer(std::string& out, Integer value) {
 void append_json_float(std::string& out, float value);
 
 // At most `limit` bytes of a client's text for an error message, cut between characters, control bytes replaced.
-std::string quoted(std::string_view client_text, size_t limit = 100);
+std::string quote(std::string_view client_text, size_t limit = 100);
 
 } // namespace troupe

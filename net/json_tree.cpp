@@ -91,7 +91,7 @@ private:
     } else if (is_json_number(out.text)) {
       out.kind = json_kind::number;
     } else {
-      return fail(fmt::format("'{}' is not a JSON value", quoted(out.text, 20)));
+      return fail(fmt::format("'{}' is not a JSON value", quote(out.text, 20)));
     }
     return true;
   }

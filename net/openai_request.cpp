@@ -55,7 +55,7 @@ void read_model(const field_reader& body, const request_facts& facts, answer_sty
   style.model = model ? std::string(*model) : facts.model_names.front();
   if (model && !is_served(facts, *model))
     body.problem().add(
-        {404, "NotFoundError", fmt::format("The model `{}` does not exist.", quoted(*model)), "model", 0});
+        {404, "NotFoundError", fmt::format("The model `{}` does not exist.", quote(*model)), "model", 0});
 }
 
 void read_stream(const field_reader& body, answer_style& style) {

@@ -118,7 +118,7 @@ route find_route(std::string_view target, bool render) {
 std::optional<api_error> refuse_head(const route& to, const request_head& head) {
   if (head.method == "OPTIONS") return {};
   const row* r = row_of(to.to);
-  if (!r) return make_error(404, fmt::format("Not Found: {}", quoted(to.path.empty() ? head.target : to.path)));
+  if (!r) return make_error(404, fmt::format("Not Found: {}", quote(to.path.empty() ? head.target : to.path)));
   if (!has_word(r->methods, head.method)) return make_error(405, "Method Not Allowed");
   if (takes_json(to.to) && !is_json_type(head.content_type))
     return make_error(415, "Unsupported Media Type: Only 'application/json' is allowed");

@@ -68,9 +68,9 @@ void read_logit_bias(const field_reader& body, int64_t vocabulary, sampling_para
     const auto r = std::from_chars(key.data(), key.data() + key.size(), id);
     const bool is_integer = r.ec == std::errc() && r.ptr == key.data() + key.size();
     const auto bias = to_number(map->items[i]);
-    if (!bias) return body.refuse("logit_bias", fmt::format("logit_bias.{}: expected a number", quoted(key, 20)));
+    if (!bias) return body.refuse("logit_bias", fmt::format("logit_bias.{}: expected a number", quote(key, 20)));
     if (!is_integer || id < 0 || id >= vocabulary) {
-      if (strange.size() < 100) strange += (strange.empty() ? "" : ", ") + quoted(key, 20);
+      if (strange.size() < 100) strange += (strange.empty() ? "" : ", ") + quote(key, 20);
       continue;
     }
     out.logit_bias.emplace_back(static_cast<int32_t>(id), static_cast<float>(std::clamp(*bias, -100.0, 100.0)));

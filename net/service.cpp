@@ -231,7 +231,7 @@ http_reply service::answer_abort(std::string_view body) {
   if (asked.refusal) return refuse(*asked.refusal);
   const size_t n = turns_.abort(asked.value);
   if (n == 0)
-    return refuse(make_error(404, fmt::format("No request `{}` is running.", quoted(asked.value)), "request_id"));
+    return refuse(make_error(404, fmt::format("No request `{}` is running.", quote(asked.value)), "request_id"));
   http_reply r;
   r.body = "{\"request_id\":";
   append_json_string(r.body, asked.value);
@@ -272,7 +272,7 @@ service::outcome service::answer(const route& to, const request_head&, std::stri
     if (is_served(facts, to.model))
       append_model(out.reply.body, facts, to.model);
     else
-      out.reply = refuse(make_error(404, fmt::format("The model `{}` does not exist.", quoted(to.model)), "model"));
+      out.reply = refuse(make_error(404, fmt::format("The model `{}` does not exist.", quote(to.model)), "model"));
     break;
   case endpoint::chat: take(parse_chat_request(body, facts, id), out.turn, outcome::kind::turn); break;
   case endpoint::completions: take(parse_completion_request(body, facts, id), out.turn, outcome::kind::turn); break;

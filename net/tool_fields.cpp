@@ -99,7 +99,7 @@ std::vector<chat_tool> read_tool_list(const field_reader& body, bool strict_open
     if (!legacy) {
       const auto type = outer.string("type");
       if (type && *type != "function") {
-        outer.refuse("type", fmt::format("{}.type: '{}' is not supported, only function is", path, quoted(*type)));
+        outer.refuse("type", fmt::format("{}.type: '{}' is not supported, only function is", path, quote(*type)));
         break;
       }
       function = outer.of_kind("function", json_kind::object);
@@ -110,7 +110,7 @@ std::vector<chat_tool> read_tool_list(const field_reader& body, bool strict_open
     }
     tools.push_back(read_tool(outer, *function, legacy ? path : path + ".function", binding));
     if (!body.problem().found() && !names.insert(tools.back().name).second)
-      body.refuse(key, fmt::format("{}: the name '{}' is used twice", path, quoted(tools.back().name)));
+      body.refuse(key, fmt::format("{}: the name '{}' is used twice", path, quote(tools.back().name)));
   }
   return tools;
 }
