@@ -75,6 +75,7 @@ const setting table[] = {
     {"draft_depth", &settings::draft_depth, "adaptive: as many drafts as pay by measured step times; fixed: draft_tokens always.", 0, 0, "adaptive|fixed"},
     {"engram_cache_mb", &settings::engram_cache_bytes, "MiB: side tables up to this size are held in memory.", 0, 1 << 24, {}, mib},
     {"null_tokens_per_s", &settings::null_tokens_per_s, "Tokens a second of each stream with --backend null; 0: no pause.", 0, 1e9},
+    {"null_stamps", &settings::null_stamps, "With --backend null: each eight tokens of a stream spell the time they began at."},
 
     {"log_level", &settings::log_level, "What the log shows.", 0, 0, "trace|debug|info|warn|error|off", 1, false, "Log"},
 };

@@ -1,5 +1,6 @@
 // A rank without a model (`--backend null`): every decoding sequence gets a token of a fixed text at a set rate.
 #include "actors/guard.h"
+#include "actors/null_text.h"
 #include "actors/rank.h"
 #include "actors/scheduler.h"
 #include "storage/check.h"
@@ -7,47 +8,72 @@
 #include <caf/all.hpp>
 
 #include <chrono>
-#include <deque>
-#include <unordered_map>
+#include <optional>
+#include <thread>
 
 namespace troupe {
 
 namespace {
 
 using clock = std::chrono::steady_clock;
-constexpr auto max_lag = std::chrono::milliseconds(20); // a late timer is caught up with as long as it is this late
+constexpr auto max_lag = std::chrono::milliseconds(20);   // a late timer is caught up with as long as it is this late
+constexpr auto max_sleep = std::chrono::milliseconds(50); // of the thread, which answers to nothing meanwhile
 
 struct null_state {
   static inline const char* name = "null_rank";
-  std::unordered_map<sequence_id, size_t> next_token; // index in the text
+  std::optional<null_text> text;
   scheduler_actor scheduler;
   uint64_t epoch = 0, last_step = 0;
   clock::time_point due{};
-  step_result waiting; // sent when due
+  bool may_sleep = false; // it has a thread to itself
+  step_result waiting;    // sent when due
 };
 
-step_result answer(null_state& s, const null_rank_config& config, const step_placed& placed) {
-  for (const auto& e : placed.plan.ended) s.next_token.erase(e.id);
-  for (const auto& b : placed.plan.started) s.next_token[b.id] = b.generated.size() % config.text.size();
+step_result answer(null_text& text, const step_placed& placed) {
+  for (const auto& e : placed.plan.ended) text.end(e.id);
+  for (const auto& b : placed.plan.started) text.begin(b.id, b.generated.size());
   step_result result{placed.plan.epoch, placed.plan.step, {}, 0, 0};
   result.results.reserve(placed.plan.rows.size());
   for (const auto& r : placed.plan.rows) {
     auto& out = result.results.emplace_back();
     out.id = r.id;
     out.n_tokens = r.start + static_cast<int64_t>(r.tokens.size());
-    if (!r.samples) continue;
-    auto& at = s.next_token[r.id];
-    out.tokens.emplace_back().id = config.text[at];
-    at = at + 1 == config.text.size() ? 0 : at + 1;
+    if (r.samples) out.tokens.emplace_back().id = text.next(r.id);
   }
   return result;
 }
 
 using paced_rank = rank_actor::extend<caf::reacts_to<due_atom>>; // due_atom: from itself
 
-paced_rank::behavior_type behave(paced_rank::stateful_pointer<null_state> self, null_rank_config config,
-                                 std::shared_ptr<counters> numbers) {
+using self_pointer = paced_rank::stateful_pointer<null_state>;
+
+void say(self_pointer self, step_result&& result) {
+  auto& s = self->state;
+  s.text->sent(self->clock().now());
+  self->send(s.scheduler, std::move(result));
+}
+
+// Now or when it is due.
+void pace(self_pointer self, step_result&& result, double per_s) {
+  auto& s = self->state;
+  const auto now = self->clock().now();
+  const auto gap = std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(1 / per_s));
+  s.due = s.due + gap < now - max_lag ? now + gap : s.due + gap;
+  const auto wait = std::max(s.due - now, clock::duration::zero());
+  if (s.may_sleep && wait <= max_sleep) { // as a real rank has its thread for the time of a step
+    std::this_thread::sleep_for(wait);
+    say(self, std::move(result));
+    return;
+  }
+  s.waiting = std::move(result);
+  self->delayed_send(self, wait, due_atom_v);
+}
+
+paced_rank::behavior_type behave(self_pointer self, null_rank_config config, std::shared_ptr<counters> numbers,
+                                 bool detached) {
   guard(self);
+  self->state.text.emplace(config.text, config.stamps);
+  self->state.may_sleep = detached;
   return {
       [=](const step_ready& ready) {
         auto& s = self->state;
@@ -58,21 +84,15 @@ paced_rank::behavior_type behave(paced_rank::stateful_pointer<null_state> self, 
         }
         if (plan.step == s.last_step) return; // again, from a new engram_fetch
         TROUPE_CHECK(plan.step == ++s.last_step, "steps arrive in order, none is lost");
-        auto result = answer(s, config, ready.placed);
-        if (result.results.empty() || config.tokens_per_s <= 0) {
-          self->send(s.scheduler, std::move(result));
-          return;
-        }
-        const auto now = self->clock().now();
-        const auto gap =
-            std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(1 / config.tokens_per_s));
-        s.due = s.due + gap < now - max_lag ? now + gap : s.due + gap;
-        s.waiting = std::move(result);
-        self->delayed_send(self, std::max(s.due - now, clock::duration::zero()), due_atom_v);
+        auto result = answer(*s.text, ready.placed);
+        if (result.results.empty() || config.tokens_per_s <= 0)
+          say(self, std::move(result));
+        else
+          pace(self, std::move(result), config.tokens_per_s);
       },
       [=](due_atom) {
         auto& s = self->state;
-        if (s.waiting.epoch == s.epoch) self->send(s.scheduler, std::move(s.waiting));
+        if (s.waiting.epoch == s.epoch) say(self, std::move(s.waiting));
       },
       [](const image_piece&) {},
       [](const tier_arrived&) {},
@@ -80,7 +100,7 @@ paced_rank::behavior_type behave(paced_rank::stateful_pointer<null_state> self, 
         auto& s = self->state;
         s.epoch = w.epoch;
         s.last_step = 0;
-        s.next_token.clear();
+        s.text->clear();
         s.scheduler = caf::actor_cast<scheduler_actor>(w.scheduler);
       },
       [](load_atom) { return true; },
@@ -89,9 +109,10 @@ paced_rank::behavior_type behave(paced_rank::stateful_pointer<null_state> self, 
 
 } // namespace
 
-rank_actor spawn_null_rank(caf::actor_system& system, null_rank_config config, std::shared_ptr<counters> numbers) {
-  TROUPE_CHECK(!config.text.empty(), "there is a text to emit");
-  return system.spawn(behave, std::move(config), std::move(numbers));
+rank_actor spawn_null_rank(caf::actor_system& system, null_rank_config config, std::shared_ptr<counters> numbers,
+                           bool detached) {
+  if (detached) return system.spawn<caf::detached>(behave, std::move(config), std::move(numbers), true);
+  return system.spawn(behave, std::move(config), std::move(numbers), false);
 }
 
 } // namespace troupe

@@ -44,11 +44,12 @@ struct rank_config {
 rank_actor spawn_rank(caf::actor_system&, rank_config, std::shared_ptr<const staging_buffer> records,
                       std::shared_ptr<counters>, bool detached = true);
 
-// A rank with no model (`--backend null`): every decoding sequence gets a token of `text` at a set rate.
+// A rank with no model (`--backend null`): every decoding sequence gets a token of null_text at a set rate.
 struct null_rank_config {
-  std::vector<int32_t> text; // ids, repeated for ever
-  double tokens_per_s = 50;  // of each sequence; 0: as fast as the ring turns
+  std::vector<int32_t> text;        // ids, repeated for ever
+  double tokens_per_s = 50;         // of each sequence; 0: as fast as the ring turns
+  std::vector<int32_t> stamps = {}; // null_text.h; empty: the text is said
 };
-rank_actor spawn_null_rank(caf::actor_system&, null_rank_config, std::shared_ptr<counters>);
+rank_actor spawn_null_rank(caf::actor_system&, null_rank_config, std::shared_ptr<counters>, bool detached = true);
 
 } // namespace troupe

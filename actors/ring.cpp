@@ -35,7 +35,7 @@ void spawn_group(caf::actor_system& system, const ring_config& config, std::shar
   for (int32_t r = 0; r < config.n_ranks; ++r) {
     out.records.push_back(std::make_shared<staging_buffer>()); // lent to both; they end in no fixed order
     if (config.null) {
-      out.ranks.push_back(spawn_null_rank(system, *config.null, numbers));
+      out.ranks.push_back(spawn_null_rank(system, *config.null, numbers, config.detached));
       continue;
     }
     rank_config c{r,

@@ -69,6 +69,7 @@ struct settings {
 
   // null backend: operators' own load tests
   double null_tokens_per_s = 50; // of each stream; 0: as fast as it goes
+  bool null_stamps = false;      // its tokens say when they were made
   // logging
   std::string log_level = "info";
 };

@@ -1,6 +1,7 @@
 // Start order: what the files say, the text side, ranks in parallel on their own threads, a warm-up step, ready.
 #include "actors/system.h"
 
+#include "actors/null_text.h"
 #include "actors/ring.h"
 #include "actors/supervisor.h"
 #include "actors/system_device.h"
@@ -35,7 +36,7 @@ constexpr int64_t draft_trial_tokens = 12;      // for each depth: three trial r
 constexpr int32_t measured_sizes[] = {2, 4, 8}; // sequences beside each other whose costs are measured at start
 constexpr auto measuring_time = std::chrono::milliseconds(150); // after it no larger size is begun
 // `--backend null` says this, over and over.
-constexpr std::string_view null_text =
+constexpr std::string_view null_line =
     "The troupe rehearses this line so that you can measure how fast it is carried. ";
 
 std::string reason(const caf::error& e) {
@@ -196,7 +197,11 @@ ring_config runtime::impl::plan_ring(const batch_limits& limits) {
   config.limits = limits;
   config.n_ranks = n_ranks();
   if (is_null()) {
-    config.null = null_rank_config{parts.text->words()->encode_plain(null_text), parts.config.null_tokens_per_s};
+    const auto& words = *parts.text->words();
+    config.null = null_rank_config{words.encode_plain(null_line), parts.config.null_tokens_per_s};
+    if (parts.config.null_stamps)
+      for (const char c : stamp_alphabet)
+        for (const auto id : words.encode_plain({&c, 1})) config.null->stamps.push_back(id);
     return config;
   }
   config.prefix = plan_prefix_cache();

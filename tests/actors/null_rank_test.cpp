@@ -1,4 +1,5 @@
 // The rank without a model: a fixed text, its pace, its limits.
+#include "actors/null_text.h"
 #include "actors/request.h"
 #include "tests/actors/world.h"
 
@@ -46,5 +47,31 @@ TEST_CASE("null_rank: each stream gets its tokens at the set rate, together with
   for (int i = 0; i < 400; ++i) w.advance(1ms);
   CHECK(one->has_ended());
   CHECK(two->has_ended());
+  CHECK(r.is_idle());
+}
+
+TEST_CASE("null_rank: stamps tell the times at which a stream's tokens left") {
+  world w;
+  scripted_ring r(w, scripted_ring::small_limits(), 1, [](ring_config& c) {
+    c.null = null_rank_config{{1}, 100};
+    for (const char letter : stamp_alphabet)
+      for (const auto id : tiny_text()->words()->encode_plain({&letter, 1})) c.null->stamps.push_back(id);
+    c.open_tables = {};
+  });
+  const auto out = std::make_shared<recording_sink>();
+  r.start(r.completion("Hi", 16), out);
+  w.run();
+  for (int i = 0; i < 400 && !out->has_ended(); ++i) w.advance(1ms);
+  const std::string said = out->choices.at(0).content;
+  REQUIRE(said.size() == 16);
+  std::vector<int64_t> stamps_us;
+  for (const size_t at : {size_t{0}, size_t{8}}) {
+    CHECK(said[at] == '@');
+    int64_t us = 0;
+    for (const char c : said.substr(at + 1, 7)) us = us * 32 + static_cast<int64_t>(stamp_alphabet.find(c)) - 1;
+    stamps_us.push_back(us);
+  }
+  CHECK(stamps_us[1] - stamps_us[0] >= 79'000); // eight tokens at 100 a second, time moves by 1 ms
+  CHECK(stamps_us[1] - stamps_us[0] <= 81'000);
   CHECK(r.is_idle());
 }
