@@ -294,6 +294,24 @@ void turn_table::finish(turn& t, std::string cause, time now, outcome& out) {
   turns_.erase(t.id);
 }
 
+void turn_table::take_step(turn& t, size_t index, accepted_tokens&& a, time now, outcome& out) {
+  observe(t, a.tokens.size(), now);
+  const int64_t n_drafts = a.n_drafts, n_accepted = a.n_accepted, before = t.usage.completion_tokens;
+  take(t, t.choices[index], index, std::move(a), out);
+  const int64_t n_spoken = t.usage.completion_tokens - before;
+  numbers_.generated_tokens += n_spoken;
+  if (n_drafts == 0) return;
+  const int64_t n_kept = std::min(n_accepted, n_spoken); // a stop string may cut the run
+  t.usage.accepted_drafts += n_kept;
+  t.usage.rejected_drafts += n_drafts - n_kept;
+  if (!t.drafts.empty()) t.drafts.back().usage = t.usage;
+}
+
+void turn_table::hand_over(turn& t, time now, outcome& out) {
+  if (!t.drafts.empty()) push(t, out);
+  if (t.n_open == 0) finish(t, to_text(t.worst), now, out);
+}
+
 void turn_table::accept(tokens_accepted&& step, time now, outcome& out) {
   touched_.clear();
   for (auto& a : step.sequences) {
@@ -309,24 +327,17 @@ void turn_table::accept(tokens_accepted&& step, time now, outcome& out) {
       fail(t.id, error, now, out);
       continue;
     }
-    const size_t index = found->second.choice;
+    take_step(t, found->second.choice, std::move(a), now, out);
+    if (t.choices.size() == 1) { // it is written while the other turns are read
+      hand_over(t, now, out);
+      continue;
+    }
     if (!t.is_touched) touched_.push_back(&t);
     t.is_touched = true;
-    observe(t, a.tokens.size(), now);
-    const int64_t n_drafts = a.n_drafts, n_accepted = a.n_accepted, before = t.usage.completion_tokens;
-    take(t, t.choices[index], index, std::move(a), out);
-    const int64_t n_spoken = t.usage.completion_tokens - before;
-    numbers_.generated_tokens += n_spoken;
-    if (n_drafts == 0) continue;
-    const int64_t n_kept = std::min(n_accepted, n_spoken); // a stop string may cut the run
-    t.usage.accepted_drafts += n_kept;
-    t.usage.rejected_drafts += n_drafts - n_kept;
-    if (!t.drafts.empty()) t.drafts.back().usage = t.usage;
   }
   for (auto* t : touched_) {
     t->is_touched = false;
-    if (!t->drafts.empty()) push(*t, out);
-    if (t->n_open == 0) finish(*t, to_text(t->worst), now, out);
+    hand_over(*t, now, out);
   }
 }
 

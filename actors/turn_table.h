@@ -89,6 +89,8 @@ private:
     size_t choice = 0;
   };
 
+  void take_step(turn&, size_t index, accepted_tokens&&, time now, outcome&);
+  void hand_over(turn&, time now, outcome&); // what a step made of the turn
   void take(turn&, choice&, size_t index, accepted_tokens&&, outcome&);
   void flush(turn&, choice&, size_t index, output_parser::ending);
   static finish_cause spoken_cause(const turn&, const choice&);
