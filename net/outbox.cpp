@@ -1,4 +1,4 @@
-// Invariant of outbox: busy_ is true exactly while a flush is posted or a write is running.
+// Invariant of outbox: busy_ is true exactly while a flush is on its way or a write is running.
 #include "net/outbox.h"
 
 #include "net/sse.h"
@@ -14,7 +14,7 @@ outbox::outbox(openai_stream stream, outbox_wire wire, size_t limit_bytes, bool 
 outbox::shared_wire outbox::wire_to_kick() { return wire_ && !std::exchange(busy_, true) ? wire_ : nullptr; }
 
 void outbox::kick(const shared_wire& wire) {
-  if (wire) wire->post([self = shared_from_this()] { self->flush(); });
+  if (wire) wire->kick(shared_from_this());
 }
 
 void outbox::show_prompt(std::string_view text) {
@@ -107,7 +107,7 @@ void outbox::note(std::string_view text) {
 
 void outbox::flush() {
   shared_wire wire;
-  bool last, resumes;
+  bool resumes;
   {
     std::lock_guard lock(mutex_);
     if (!wire_ || next_.empty()) {
@@ -116,16 +116,27 @@ void outbox::flush() {
     }
     cur_.clear();
     cur_.swap(next_);
-    last = stage_ == stage::ended;
+    is_last_ = stage_ == stage::ended;
     resumes = std::exchange(was_full_, false);
     wire = wire_;
   }
   if (resumes) wire->resumed();
-  wire->write(cur_, last, [self = shared_from_this(), last](bool ok) { self->written(ok, last); });
+  if (const auto state = wire->write(cur_, is_last_); state != write_state::later) written(state == write_state::done);
 }
 
-void outbox::written(bool ok, bool last) {
-  if (ok && !last) return flush();
+// Other streams come first if there is more.
+void outbox::written(bool ok) {
+  if (!ok || is_last_) return end(ok);
+  shared_wire wire;
+  {
+    std::lock_guard lock(mutex_);
+    busy_ = wire_ && !next_.empty();
+    if (busy_) wire = wire_;
+  }
+  kick(wire);
+}
+
+void outbox::end(bool ok) {
   shared_wire wire;
   {
     std::lock_guard lock(mutex_);

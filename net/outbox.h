@@ -1,6 +1,6 @@
 // The sinks that the network side lends to fan_out. outbox: a stream, deltas in, bytes out. collector: a whole answer.
-// Neither blocks: push formats under a short lock and posts to the socket's strand only when nothing is being written;
-// what arrives during a write leaves with the next one (spec/caf.md section 4).
+// Neither blocks: push formats under a short lock and asks for a flush on the socket's loop only when none is on its
+// way and nothing is being written; what arrives meanwhile leaves with the next write (spec/caf.md section 4).
 #pragma once
 
 #include "actors/turn_sink.h"
@@ -15,14 +15,20 @@
 
 namespace troupe {
 
-// The socket side of an outbox. `post` may be called from any thread; all else is called on the strand, or by push.
+class outbox;
+
+enum class write_state : uint8_t { done, failed, later };
+
+// The socket side of an outbox. `post` and `kick` may be called from any thread; all else is called on the socket's
+// loop.
 struct outbox_wire {
-  std::function<void(std::function<void()>)> post; // runs the function on the socket's strand
-  // Writes the bytes, which stay valid until `done(ok)`; `last`: nothing follows.
-  std::function<void(const std::string& bytes, bool last, std::function<void(bool)> done)> write;
-  std::function<void(const api_error&)> refused; // strand: the turn failed before it opened, no byte was written
-  std::function<void(bool ok)> finished;         // strand: the last byte was written, or the socket failed
-  std::function<void()> resumed;                 // strand: a full queue was taken over for writing
+  std::function<void(std::function<void()>)> post;   // runs the function on the loop
+  std::function<void(std::shared_ptr<outbox>)> kick; // calls flush() on the loop
+  // Writes the bytes, which it may change; `last`: nothing follows. `later`: they stay until written() is called.
+  std::function<write_state(std::string& bytes, bool last)> write;
+  std::function<void(const api_error&)> refused; // the turn failed before it opened, no byte was written
+  std::function<void(bool ok)> finished;         // the last byte was written, or the socket failed
+  std::function<void()> resumed;                 // a full queue was taken over for writing
 };
 
 class outbox final : public turn_sink, public std::enable_shared_from_this<outbox> {
@@ -36,18 +42,19 @@ public:
   void fail(const api_error&) override;
   void note(std::string_view) override;
 
-  void close(); // the client is gone: lets go of the wire; any thread
-  bool ping();  // strand: a comment, if nothing is queued or being written; true: the stream is open
+  void close();          // the client is gone: lets go of the wire; any thread
+  bool ping();           // loop: a comment, if nothing is queued or being written; true: the stream is open
+  void flush();          // loop: after a kick
+  void written(bool ok); // loop: the end of a write that was to come later
 
 private:
   enum class stage : uint8_t { waiting, open, ended };
   using shared_wire = std::shared_ptr<const outbox_wire>;
   shared_wire wire_to_kick(); // with mutex_ held: null if a flush is on its way or nobody listens
   void kick(const shared_wire&);
-  void flush();
-  void written(bool ok, bool last);
+  void end(bool ok);
 
-  std::mutex mutex_; // guards all below but cur_, which the strand owns while busy_
+  std::mutex mutex_; // guards all below but cur_ and is_last_, which the loop owns while busy_
   openai_stream stream_;
   shared_wire wire_; // shared with the calls that use it; gone once closed, failed or finished, so a sink that outlives
                      // its socket holds nothing of it
@@ -55,7 +62,7 @@ private:
   size_t limit_;
   bool openai_errors_;
   stage stage_ = stage::waiting;
-  bool busy_ = false, closed_ = false, was_full_ = false;
+  bool busy_ = false, closed_ = false, was_full_ = false, is_last_ = false;
 };
 
 class collector final : public turn_sink {

@@ -1,6 +1,7 @@
-// One io_context on settings.io_threads threads; a strand per connection.
+// settings.io_threads loops of one thread each; a connection stays on the loop it was given, one after the other.
 #include "net/server.h"
 
+#include "net/flush_queue.h"
 #include "net/service.h"
 #include "net/session.h"
 #include "storage/log.h"
@@ -9,8 +10,8 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/strand.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
@@ -47,15 +48,28 @@ int64_t affordable(int64_t wished) {
   return std::min(wished, most);
 }
 
+// One thread that serves its sockets.
+struct loop {
+  asio::io_context io{1};
+  asio::executor_work_guard<asio::io_context::executor_type> work = asio::make_work_guard(io);
+  flush_queue streams{[this](std::function<void()> f) { asio::post(io, std::move(f)); }};
+};
+
+std::vector<std::unique_ptr<loop>> make_loops(int n) {
+  std::vector<std::unique_ptr<loop>> loops;
+  for (int i = 0; i < std::max(1, n); i++) loops.push_back(std::make_unique<loop>());
+  return loops;
+}
+
 } // namespace
 
 struct server::impl {
   impl(const settings& config, std::shared_ptr<counters> numbers, std::string version)
-      : shared(config, std::move(numbers), std::move(version)), io(std::max(1, config.io_threads)),
-        work(asio::make_work_guard(io)), acceptor(io), max_connections(affordable(config.max_connections)) {
+      : shared(config, std::move(numbers), std::move(version)), loops(make_loops(config.io_threads)),
+        acceptor(loops[0]->io), max_connections(affordable(config.max_connections)) {
     listen(config);
-    asio::co_spawn(io, accept(), asio::detached);
-    for (int i = 0; i < std::max(1, config.io_threads); i++) threads.emplace_back([this] { io.run(); });
+    asio::co_spawn(loops[0]->io, accept(), asio::detached);
+    for (const auto& l : loops) threads.emplace_back([&io = l->io] { io.run(); });
   }
 
   void listen(const settings& config) {
@@ -67,7 +81,7 @@ struct server::impl {
     tcp::endpoint at;
     const auto address = asio::ip::make_address(config.host == "localhost" ? "127.0.0.1" : config.host, ec);
     if (ec) {
-      tcp::resolver resolver(io);
+      tcp::resolver resolver(loops[0]->io);
       const auto found = resolver.resolve(config.host, std::to_string(config.port), ec);
       if (ec || found.empty()) fail(ec ? ec : error_code(asio::error::host_not_found));
       at = found.begin()->endpoint();
@@ -82,10 +96,11 @@ struct server::impl {
   }
 
   asio::awaitable<void> accept() {
-    asio::steady_timer pause(io);
-    while (acceptor.is_open()) {
+    asio::steady_timer pause(loops[0]->io);
+    for (size_t i = 0; acceptor.is_open(); i = (i + 1) % loops.size()) {
+      auto& next = *loops[i];
       error_code ec;
-      tcp::socket socket(asio::make_strand(io));
+      tcp::socket socket(next.io);
       co_await acceptor.async_accept(socket, asio::redirect_error(asio::use_awaitable, ec));
       if (ec == asio::error::operation_aborted || !acceptor.is_open()) co_return;
       if (ec) { // out of descriptors: the listener must survive it
@@ -94,7 +109,7 @@ struct server::impl {
         co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
         continue;
       }
-      welcome(std::make_shared<session>(std::move(socket), shared, desk));
+      welcome(std::make_shared<session>(std::move(socket), shared, desk, next.streams));
     }
   }
 
@@ -132,7 +147,7 @@ struct server::impl {
 
   bool stop(std::chrono::milliseconds deadline) {
     if (threads.empty()) return true;
-    asio::post(io, [this] {
+    asio::post(loops[0]->io, [this] {
       error_code ignored;
       acceptor.close(ignored);
     });
@@ -144,8 +159,10 @@ struct server::impl {
     const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(1);
     while (close_sessions(true) > 0 && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(look);
     shared.attach(nullptr);
-    work.reset();
-    io.stop();
+    for (const auto& l : loops) {
+      l->work.reset();
+      l->io.stop();
+    }
     for (auto& t : threads) t.join();
     threads.clear();
     desk.join(); // its work refers to sessions
@@ -153,9 +170,8 @@ struct server::impl {
   }
 
   service shared;
-  asio::io_context io;
-  asio::executor_work_guard<asio::io_context::executor_type> work;
-  asio::thread_pool desk{1}; // parses large bodies, writes large answers
+  std::vector<std::unique_ptr<loop>> loops; // at least one
+  asio::thread_pool desk{1};                // parses large bodies, writes large answers
   tcp::acceptor acceptor;
   std::vector<std::thread> threads;
   const int64_t max_connections;

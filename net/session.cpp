@@ -77,15 +77,16 @@ api_error no_room() { return make_error(503, "The server holds as many request b
 
 } // namespace
 
-session::session(asio::ip::tcp::socket socket, service& shared, asio::thread_pool& desk)
-    : socket_(std::move(socket)), reader_(socket_), shared_(shared), desk_(desk), deadline_(socket_.get_executor()),
-      event_(socket_.get_executor()), ticker_(socket_.get_executor()) {
+session::session(asio::ip::tcp::socket socket, service& shared, asio::thread_pool& desk, flush_queue& streams)
+    : socket_(std::move(socket)), reader_(socket_), shared_(shared), desk_(desk), streams_(streams),
+      deadline_(socket_.get_executor()), event_(socket_.get_executor()), ticker_(socket_.get_executor()) {
   event_.expires_at(clock::time_point::max());
 }
 
 void session::start(std::function<void()> ended) {
   ended_ = std::move(ended);
   error_code ignored;
+  socket_.non_blocking(true, ignored); // write_some of a stream returns at once
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
   // The kernel would let its own queue of a slow reader grow to megabytes.
   const auto most = std::min<int64_t>(shared_.config().outbox_bytes, std::numeric_limits<int>::max());

@@ -5,6 +5,7 @@
 
 #include "net/connection.h"
 #include "net/eof_reader.h"
+#include "net/flush_queue.h"
 #include "net/http_head.h"
 #include "net/http_parser.h"
 #include "net/outbox.h"
@@ -30,10 +31,11 @@ namespace troupe {
 class session : public std::enable_shared_from_this<session> {
 public:
   using clock = std::chrono::steady_clock;
-  // `socket` runs on a strand of its own; everything below does. `shared` outlives the session.
-  // Requests whose body is large are read into values, and large answers written, on `desk`: other streams go on.
-  session(boost::asio::ip::tcp::socket socket, service& shared, boost::asio::thread_pool& desk);
-  // `ended` runs once, on the strand, when the socket is closed.
+  // `socket` runs on a loop of one thread; everything below does. `shared` and `streams`, that loop's, outlive the
+  // session. Requests whose body is large are read into values, and large answers written, on `desk`: other streams go
+  // on.
+  session(boost::asio::ip::tcp::socket socket, service& shared, boost::asio::thread_pool& desk, flush_queue& streams);
+  // `ended` runs once, on the loop, when the socket is closed.
   void start(std::function<void()> ended);
   // The same for a connection beyond the limit: an answer that says so. `waits`: until it has surely arrived.
   void turn_away(bool waits, std::function<void()> ended);
@@ -63,7 +65,7 @@ private:
   void prepare_answer(const request_head&);
   std::shared_ptr<turn_sink> make_sink(service::outcome&);
   outbox_wire make_wire(turn_id, std::shared_ptr<const engine_port>);
-  void write_chunk(const std::string& bytes, bool last, std::function<void(bool)> done);
+  write_state write_chunk(std::string& bytes, bool last);
   void watch();                   // the outstanding read
   void tick();                    // pings and the send deadline
   void arm(std::chrono::seconds); // read deadline: cancels the socket's operations
@@ -79,6 +81,7 @@ private:
   eof_reader reader_;
   service& shared_;
   boost::asio::thread_pool& desk_;
+  flush_queue& streams_;
   boost::asio::steady_timer deadline_, event_, ticker_;
   boost::beast::flat_buffer buffer_;
   std::optional<request_parser> parser_;
@@ -88,7 +91,7 @@ private:
   std::shared_ptr<outbox> outbox_;       // lent to fan_out for a turn
   std::shared_ptr<collector> collector_; // the same for an answer in one piece
   std::shared_ptr<body_claim> claim_;    // of the request being served, shared with its collector
-  std::string stream_head_, chunk_head_;
+  std::string stream_head_;              // of a turn, until it is written
   waited waited_ = waited::nothing;
   api_error refusal_;
   http_reply answered_;

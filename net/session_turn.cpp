@@ -31,7 +31,7 @@ constexpr size_t max_pipelined_bytes = 1 << 20;
 constexpr size_t max_quick_ids = 8192, max_quick_bytes = 1 << 16;
 constexpr auto tick_time = std::chrono::seconds(1);
 
-// Hands the answer of the prepare actor to a session's strand.
+// Hands the answer of the prepare actor to a session's loop.
 class strand_answer final : public answer_sink {
 public:
   explicit strand_answer(std::function<void(text_answer)> take) : take_(std::move(take)) {}
@@ -133,36 +133,44 @@ session::task<void> session::wait_for_end() {
   while (watching_ || writing_) co_await event_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
 }
 
-void session::write_chunk(const std::string& bytes, bool last, std::function<void(bool)> done) {
-  char size[20];
-  const auto end = std::to_chars(size, size + sizeof size, bytes.size(), 16).ptr;
-  if (claim_) claim_->release();         // the turn was admitted, so its prompt is ready
-  chunk_head_ = std::move(stream_head_); // empty from the second write on
-  stream_head_.clear();
-  std::string_view tail;
+// Nearly always the kernel takes all at once; what it does not take is written as it finds room.
+write_state session::write_chunk(std::string& bytes, bool last) {
+  if (claim_) claim_->release(); // the turn was admitted, so its prompt is ready
   if (!answer_.is_http_1_0) {
-    if (!bytes.empty()) chunk_head_.append(size, end).append("\r\n");
-    tail = bytes.empty() ? (last ? "0\r\n\r\n" : "") : (last ? "\r\n0\r\n\r\n" : "\r\n");
+    if (!bytes.empty()) {
+      char head[20];
+      char* end = std::to_chars(head, head + sizeof head - 2, bytes.size(), 16).ptr;
+      *end++ = '\r';
+      *end++ = '\n';
+      bytes.insert(0, head, static_cast<size_t>(end - head));
+      bytes += "\r\n";
+    }
+    if (last) bytes += "0\r\n\r\n";
   }
-  const std::array<asio::const_buffer, 3> parts{asio::buffer(chunk_head_), asio::buffer(bytes),
-                                                asio::buffer(tail.data(), tail.size())};
+  if (!stream_head_.empty()) bytes.insert(0, std::exchange(stream_head_, {}));
+  error_code ec;
+  last_write_ = clock::now();
+  const size_t n = socket_.write_some(asio::buffer(bytes), ec);
+  if (ec && ec != asio::error::would_block) return write_state::failed;
+  if (n == bytes.size()) return write_state::done;
   writing_ = true;
-  write_began_ = clock::now();
-  asio::async_write(socket_, parts, [self = shared_from_this(), done = std::move(done)](error_code ec, size_t) {
+  write_began_ = last_write_;
+  asio::async_write(socket_, asio::buffer(bytes) + n, [self = shared_from_this()](error_code failed, size_t) {
     self->writing_ = false;
     self->last_write_ = clock::now();
-    done(!ec);
+    if (self->outbox_) self->outbox_->written(!failed);
     if (!self->in_turn_) self->event_.cancel();
   });
+  return write_state::later;
 }
 
 outbox_wire session::make_wire(turn_id turn, std::shared_ptr<const engine_port> port) {
   outbox_wire wire;
   const auto self = shared_from_this();
   wire.post = [executor = socket_.get_executor()](std::function<void()> f) { asio::post(executor, std::move(f)); };
-  wire.write = [self](const std::string& bytes, bool last, std::function<void(bool)> done) {
-    if (!self->in_turn_) return done(false);
-    self->write_chunk(bytes, last, std::move(done));
+  wire.kick = [&streams = streams_](std::shared_ptr<outbox> box) { streams.add(std::move(box)); };
+  wire.write = [self](std::string& bytes, bool last) {
+    return self->in_turn_ ? self->write_chunk(bytes, last) : write_state::failed;
   };
   wire.refused = [self](const api_error& e) {
     self->refusal_ = e;

@@ -1,4 +1,5 @@
 // outbox and collector by themselves, with plain threads: these are the tests that ThreadSanitizer sees through.
+#include "net/flush_queue.h"
 #include "net/outbox.h"
 #include "tests/net/scripted_engine.h"
 #include "tests/net/test_facts.h"
@@ -13,31 +14,29 @@ using namespace troupe;
 
 namespace {
 
-// A strand and a socket: one thread runs what is posted; writes complete when the test lets them.
+// A loop and a socket: one thread runs what is posted; writes complete when the test lets them.
 class fake_socket {
 public:
   bool holds_writes = false;
   bool fails_writes = false;
-  std::string written; // strand only; read after join
+  std::string written; // loop only; read after join
   size_t n_writes = 0, n_resumed = 0;
   bool finished = false, finished_ok = false;
   std::optional<api_error> refused;
 
   outbox_wire wire() {
     outbox_wire w;
-    w.post = [this](std::function<void()> f) {
-      std::lock_guard lock(mutex_);
-      posted_.push_back(std::move(f));
-      changed_.notify_one();
+    w.post = [this](std::function<void()> f) { post(std::move(f)); };
+    w.kick = [this](std::shared_ptr<outbox> box) {
+      if (holds_writes) writer_ = box; // such tests have one thread
+      streams_.add(std::move(box));
     };
-    w.write = [this](const std::string& bytes, bool, std::function<void(bool)> done) {
-      if (fails_writes) return done(false);
+    w.write = [this](std::string& bytes, bool) {
+      if (fails_writes) return write_state::failed;
       written += bytes;
       n_writes++;
-      if (holds_writes)
-        held_ = std::move(done);
-      else
-        done(true);
+      is_held_ = holds_writes;
+      return holds_writes ? write_state::later : write_state::done;
     };
     w.refused = [this](const api_error& e) { refused = e; };
     w.finished = [this](bool ok) { finished = true, finished_ok = ok; };
@@ -65,17 +64,30 @@ public:
       run();
     }
   }
+  // The write that is held ends; what follows it is begun.
   void release() {
-    auto done = std::move(held_);
-    held_ = nullptr;
-    if (done) done(true);
+    if (!std::exchange(is_held_, false)) return;
+    if (const auto box = writer_.lock()) box->written(true);
+    run();
   }
 
+  size_t n_posted() const { return n_posted_; } // so far
+
 private:
-  std::mutex mutex_; // guards posted_
+  void post(std::function<void()> f) {
+    std::lock_guard lock(mutex_);
+    posted_.push_back(std::move(f));
+    n_posted_++;
+    changed_.notify_one();
+  }
+
+  std::mutex mutex_; // guards posted_ and n_posted_
   std::condition_variable changed_;
   std::deque<std::function<void()>> posted_;
-  std::function<void(bool)> held_;
+  size_t n_posted_ = 0;
+  bool is_held_ = false;
+  std::weak_ptr<outbox> writer_;
+  flush_queue streams_{[this](std::function<void()> f) { post(std::move(f)); }};
 };
 
 answer_style streaming_style() {
@@ -111,6 +123,21 @@ TEST_CASE("outbox: what arrives during a write leaves with the next one") {
   s.release();
   CHECK(s.finished_ok);
   CHECK(s.written.ends_with("data: [DONE]\n\n"));
+}
+
+TEST_CASE("flush_queue: what many streams have to write in one step is one wake-up of the loop") {
+  fake_socket s;
+  std::vector<std::shared_ptr<outbox>> boxes;
+  for (int i = 0; i < 10; i++) boxes.push_back(make_outbox(s));
+  for (const auto& box : boxes) box->open({});
+  CHECK(s.n_posted() == 1);
+  s.run();
+  CHECK(s.n_writes == 10);
+  for (const auto& box : boxes) push_text(*box, "a");
+  for (const auto& box : boxes) push_text(*box, "b");
+  CHECK(s.n_posted() == 2);
+  s.run();
+  CHECK(s.n_writes == 20);
 }
 
 TEST_CASE("outbox: full is told once the queue is over its limit, resumed when it is taken over") {

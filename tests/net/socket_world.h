@@ -9,7 +9,7 @@
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/strand.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/thread_pool.hpp>
 
 #include <memory>
@@ -35,10 +35,10 @@ struct socket_world {
 
   std::unique_ptr<raw_client> connect() {
     auto client = std::make_unique<raw_client>(acceptor.local_endpoint().port());
-    boost::asio::ip::tcp::socket socket(boost::asio::make_strand(io));
+    boost::asio::ip::tcp::socket socket(io);
     acceptor.accept(socket);
     ++n_open;
-    std::make_shared<session>(std::move(socket), shared, desk)->start([this] { --n_open; });
+    std::make_shared<session>(std::move(socket), shared, desk, streams)->start([this] { --n_open; });
     return client;
   }
   std::unique_ptr<raw_client> send(const std::string& bytes) {
@@ -66,6 +66,7 @@ struct socket_world {
   scripted_ring r;
   service shared;
   boost::asio::io_context io{1};
+  flush_queue streams{[this](std::function<void()> f) { boost::asio::post(io, std::move(f)); }};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work;
   boost::asio::ip::tcp::acceptor acceptor;
   boost::asio::thread_pool desk{1};
