@@ -1,21 +1,32 @@
 // What serving costs: the server layer with the null rank, and the shipped model through the server.
-// usage: bench_serve PATH_TO_TROUPE [--only null|model] [--seconds S] [--csv FILE]
-// The client runs on the same cores; its own time is not part of "CPU us per token", which is the server process's.
+// The client runs on the same cores; its own time is not part of "CPU per token", which is the server process's. "Added
+// latency" is from the stamp that the null rank puts into its tokens to the client's recv; "late" is against the pace.
+#include "bench/bare_writer.h"
 #include "bench/serve_client.h"
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 namespace {
 
 using namespace troupe;
+
+struct options {
+  std::string program, only;
+  double seconds = 5; // of each load
+  int rounds = 3;     // of which the median counts
+  bool stamps = true, bare = true;
+  int streams = 0; // not 0: this arm alone
+  double per_stream = 0;
+};
 
 struct report {
   std::ofstream csv;
@@ -33,37 +44,123 @@ std::string endless(int max_tokens) {
          std::to_string(max_tokens) + "}";
 }
 
-void bench_null(report& out, const std::string& program, double per_stream, double seconds) {
-  const int streams = 64;
-  const child_server server(program, {"--backend", "null", "--null-tokens-per-s", std::to_string(per_stream)});
-  load_plan plan;
-  plan.port = server.port;
-  plan.streams = streams;
-  plan.body = endless(16000); // nearly the whole context
-  plan.warm_seconds = 0.3;
-  plan.pace_per_s = per_stream;
-  plan.seconds = per_stream > 0 ? std::min(seconds, 15000 / per_stream - 0.5) : seconds;
-  const double before = cpu_seconds(server.pid);
-  load_result r = run_load(plan);
-  const double used = cpu_seconds(server.pid) - before;
-  const std::string name = per_stream > 0
-                               ? "null rank, 64 streams at " + std::to_string(static_cast<int>(per_stream)) + "/s each"
-                               : std::string("null rank, 64 streams flat out");
-  const auto events = static_cast<double>(r.events);
-  out.line(name + ": tokens/s", "1/s", events / r.seconds);
-  out.line(name + ": server CPU per token", "us", used * 1e6 / events * (r.seconds / (r.seconds + plan.warm_seconds)));
-  out.line(name + ": events per read", "1", events / static_cast<double>(std::max<uint64_t>(r.reads, 1)));
-  out.line(name + ": gap p50", "ms", r.gaps.at(0.5) / 1e3);
-  out.line(name + ": gap p99", "ms", r.gaps.at(0.99) / 1e3);
-  out.line(name + ": gap max", "ms", r.gaps.most() / 1e3);
-  if (per_stream > 0) out.line(name + ": late p99", "ms", r.lateness.at(0.99) / 1e3);
-  if (per_stream > 0) out.line(name + ": late max", "ms", r.lateness.most() / 1e3);
-  if (r.failed) out.line(name + ": streams that failed", "1", static_cast<double>(r.failed));
-}
-
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
   return v[v.size() / 2];
+}
+
+// One load on the server layer, and the same on the bare writer.
+struct null_arm {
+  int streams = 64;
+  double per_stream = 0; // tokens a second; 0: flat out
+  double total() const { return per_stream * streams; }
+  std::string name() const {
+    const auto n = std::to_string(streams) + " streams";
+    return per_stream > 0 ? n + " at " + std::to_string(std::lround(per_stream)) + "/s each" : n + " flat out";
+  }
+};
+
+load_plan to_load(const null_arm& arm, double seconds, bool stamped) {
+  constexpr double most_tokens = 16000; // nearly the whole context
+  load_plan plan;
+  plan.streams = arm.streams;
+  plan.warm_seconds = arm.per_stream > 0 ? 0.5 : 0;
+  plan.seconds = seconds;
+  plan.pace_per_s = arm.per_stream;
+  plan.stamped = stamped;
+  double n_tokens = most_tokens;
+  if (arm.per_stream > 0) n_tokens = std::min(most_tokens, 200 + arm.per_stream * (seconds + 2));
+  plan.body = endless(static_cast<int>(n_tokens));
+  return plan;
+}
+
+load_result load_server(const std::string& program, const null_arm& arm, double seconds, bool stamps) {
+  std::vector<std::string> arguments{"--backend",     "null", "--null-tokens-per-s", std::to_string(arm.per_stream),
+                                     "--max-running", "256"};
+  const bool stamped = stamps && arm.per_stream > 0;
+  if (stamped) arguments.push_back("--null-stamps");
+  const child_server server(program, arguments);
+  load_plan plan = to_load(arm, seconds, stamped);
+  plan.port = server.port;
+  plan.pid = server.pid;
+  return run_load(plan);
+}
+
+double events_per_write(const load_counts& c) {
+  return static_cast<double>(c.tokens) / static_cast<double>(std::max<uint64_t>(c.writes, 1));
+}
+
+// Events of the size `ours` had, and no more of them in a write.
+load_result load_bare(const null_arm& arm, double seconds, const load_counts& ours) {
+  bare_plan bare;
+  bare.streams = arm.streams;
+  bare.event_bytes = ours.bytes / std::max<uint64_t>(ours.tokens, 1);
+  bare.events_per_write = std::max(1, static_cast<int>(events_per_write(ours)));
+  bare.pace_per_s = arm.per_stream;
+  const bare_writer writer(bare);
+  load_plan plan = to_load(arm, seconds, arm.per_stream > 0);
+  plan.port = writer.port;
+  plan.pid = writer.pid;
+  return run_load(plan);
+}
+
+struct figures {
+  std::vector<double> rate, cpu_us, per_write, latency_p50, latency_p99, gap_p99, gap_most, late_p99;
+  uint64_t n_odd = 0, n_failed = 0;
+  void add(const load_result& r) {
+    const auto& c = r.counts;
+    rate.push_back(static_cast<double>(c.tokens) / r.seconds);
+    cpu_us.push_back(r.cpu_seconds * 1e6 / static_cast<double>(std::max<uint64_t>(c.tokens, 1)));
+    per_write.push_back(events_per_write(c));
+    latency_p50.push_back(c.latency.at(0.5) / 1e3);
+    latency_p99.push_back(c.latency.at(0.99) / 1e3);
+    gap_p99.push_back(c.gaps.at(0.99) / 1e3);
+    gap_most.push_back(c.gaps.most() / 1e3);
+    late_p99.push_back(c.lateness.at(0.99) / 1e3);
+    n_odd += c.odd_tokens;
+    n_failed += r.failed;
+  }
+  void print(report& out, const std::string& name, const null_arm& arm, bool stamped) const {
+    out.line(name + ": tokens/s", "1/s", median(rate));
+    out.line(name + ": CPU per token", "us", median(cpu_us));
+    out.line(name + ": events per write", "1", median(per_write));
+    if (stamped) {
+      out.line(name + ": added latency p50", "ms", median(latency_p50));
+      out.line(name + ": added latency p99", "ms", median(latency_p99));
+    }
+    out.line(name + ": gap p99", "ms", median(gap_p99));
+    out.line(name + ": gap max", "ms", median(gap_most));
+    if (arm.per_stream > 0) out.line(name + ": late p99", "ms", median(late_p99));
+    if (n_odd) out.line(name + ": events that are not one token", "1", static_cast<double>(n_odd));
+    if (n_failed) out.line(name + ": streams that failed", "1", static_cast<double>(n_failed));
+  }
+};
+
+// Ours and the bare writer take turns. The median CPU per token of ours.
+double bench_arm(report& out, const options& o, const null_arm& arm) {
+  figures ours, bare;
+  for (int round = 0; round < o.rounds; round++) {
+    const auto r = load_server(o.program, arm, o.seconds, o.stamps);
+    ours.add(r);
+    if (o.bare) bare.add(load_bare(arm, o.seconds, r.counts));
+  }
+  ours.print(out, "null rank, " + arm.name(), arm, o.stamps && arm.per_stream > 0);
+  if (o.bare) {
+    bare.print(out, "bare epoll writer, " + arm.name(), arm, arm.per_stream > 0);
+    out.line("ours of bare, " + arm.name() + ": tokens/s", "%", 100 * median(ours.rate) / median(bare.rate));
+    out.line("bare of ours, " + arm.name() + ": CPU per token", "%", 100 * median(bare.cpu_us) / median(ours.cpu_us));
+  }
+  return median(ours.cpu_us);
+}
+
+void bench_null(report& out, const options& o) {
+  constexpr double fixed_rate = 20000;
+  for (const int streams : {64, 128, 256}) bench_arm(out, o, {streams, 0});
+  std::vector<double> cpu_us;
+  for (const int streams : {8, 64, 128, 256}) cpu_us.push_back(bench_arm(out, o, {streams, fixed_rate / streams}));
+  const auto [least, most] = std::minmax_element(cpu_us.begin(), cpu_us.end());
+  out.line("null rank at 20000/s in all, 8 to 256 streams: CPU per token, most of least", "1", *most / *least);
+  for (const double per_stream : {1000.0, 100.0}) bench_arm(out, o, {64, per_stream});
 }
 
 void bench_decode(report& out, int port, int streams) {
@@ -74,7 +171,7 @@ void bench_decode(report& out, int port, int streams) {
     plan.streams = streams;
     plan.body = endless(512);
     const auto r = run_load(plan);
-    rates.push_back(static_cast<double>(r.events) / r.seconds);
+    rates.push_back(static_cast<double>(r.counts.tokens) / r.seconds);
   }
   out.line("tiny model, " + std::to_string(streams) + " stream(s), 512 tokens each: decode, median of 5", "tok/s",
            median(rates));
@@ -110,23 +207,33 @@ void bench_model(report& out, const std::string& program) {
 } // namespace
 
 int main(int argc, char** argv) try {
-  if (argc < 2) {
-    std::fputs("usage: bench_serve PATH_TO_TROUPE [--only null|model] [--seconds S] [--csv FILE]\n", stderr);
+  options o;
+  report out;
+  if (argc > 1) o.program = argv[1];
+  for (int i = 2; i + 1 < argc; i += 2) {
+    const std::string_view name = argv[i], value = argv[i + 1];
+    if (name == "--only") o.only = value;
+    if (name == "--seconds") o.seconds = std::stod(argv[i + 1]);
+    if (name == "--rounds") o.rounds = std::max(1, std::stoi(argv[i + 1]));
+    if (name == "--bare") o.bare = value != "no";
+    if (name == "--stamps") o.stamps = value != "no";
+    if (name == "--streams") o.streams = std::stoi(argv[i + 1]);
+    if (name == "--per-stream") o.per_stream = std::stod(argv[i + 1]);
+    if (name == "--csv") out.csv.open(argv[i + 1]);
+  }
+  if (o.program.empty()) {
+    std::fputs("usage: bench_serve PATH_TO_TROUPE [--only null|model] [--seconds S] [--rounds N] [--csv FILE]\n"
+               "       [--bare no] [--streams N [--per-stream TOKENS_PER_S]: one load of the null rank]\n",
+               stderr);
     return 2;
   }
-  std::string only;
-  double seconds = 5;
-  report out;
-  for (int i = 2; i + 1 < argc; i += 2) {
-    if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
-    if (!std::strcmp(argv[i], "--seconds")) seconds = std::stod(argv[i + 1]);
-    if (!std::strcmp(argv[i], "--csv")) out.csv.open(argv[i + 1]);
-  }
   if (out.csv.is_open()) out.csv << "what,unit,value\n";
-  if (only != "model") {
-    for (const double per_stream : {0.0, 1000.0, 100.0}) bench_null(out, argv[1], per_stream, seconds);
+  if (o.streams > 0) {
+    bench_arm(out, o, {o.streams, o.per_stream});
+    return 0;
   }
-  if (only != "null") bench_model(out, argv[1]);
+  if (o.only != "model") bench_null(out, o);
+  if (o.only != "null") bench_model(out, o.program);
   return 0;
 } catch (const std::exception& e) {
   std::fprintf(stderr, "bench_serve: %s\n", e.what());

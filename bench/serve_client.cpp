@@ -4,26 +4,21 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cmath>
+#include <array>
+#include <chrono>
 #include <csignal>
-#include <cstring>
-#include <fstream>
-#include <iterator>
-#include <sstream>
+#include <ctime>
 #include <stdexcept>
 
 namespace troupe {
 namespace {
 
 using clock_type = std::chrono::steady_clock;
-constexpr double step = 1.05; // of gap_counts
 
 double between(clock_type::time_point a, clock_type::time_point b) {
   return std::chrono::duration<double>(b - a).count();
@@ -58,110 +53,63 @@ std::string to_request(std::string_view method, std::string_view path, std::stri
   return out.append("\r\n").append(body);
 }
 
-// One stream: counts event ends ("\n\n"; chunk framing never makes two line feeds in a row).
 struct stream {
   int fd = -1;
-  char last = 0;
-  bool ended = false, seen = false;
-  uint64_t events = 0;
-  clock_type::time_point first, previous;
-  std::string tail; // last bytes, to find [DONE]
-
-  uint64_t take(const char* bytes, size_t n) {
-    uint64_t found = last == '\n' && n > 0 && bytes[0] == '\n';
-    for (const char* p = bytes;
-         (p = static_cast<const char*>(std::memchr(p, '\n', static_cast<size_t>(bytes + n - p)))); p++)
-      found += p + 1 < bytes + n && p[1] == '\n';
-    last = bytes[n - 1];
-    tail.append(bytes + (n > 64 ? n - 64 : 0), std::min<size_t>(n, 64));
-    if (tail.size() > 128) tail.erase(0, tail.size() - 64);
-    ended = tail.find("[DONE]") != std::string::npos;
-    return found;
-  }
+  stream_reader reader;
 };
 
-void note(stream& s, uint64_t found, clock_type::time_point now, const load_plan& plan, bool measured, load_result& r) {
-  if (found == 0) return;
-  if (!s.seen) { // the role chunk: it comes when the turn is admitted
-    s.seen = true;
-  } else {
-    if (s.events == 1) s.first = now;
-    if (measured && s.events > 1) {
-      r.gaps.add(between(s.previous, now) * 1e6);
-      if (plan.pace_per_s > 0)
-        r.lateness.add((between(s.first, now) - static_cast<double>(s.events - 1) / plan.pace_per_s) * 1e6);
-    }
-  }
-  s.previous = now;
-  s.events += found;
-  if (measured) {
-    r.events += found;
-    r.reads++;
-  }
-}
-
 } // namespace
-
-void gap_counts::add(double us) {
-  const double i = us > 1 ? std::log(us) / std::log(step) : 0;
-  counts_[std::min(counts_.size() - 1, static_cast<size_t>(i))]++;
-  total_++;
-  most_ = std::max(most_, us);
-}
-
-double gap_counts::at(double part) const {
-  const auto want = static_cast<uint64_t>(part * static_cast<double>(total_));
-  uint64_t seen = 0;
-  for (size_t i = 0; i < counts_.size(); i++)
-    if ((seen += counts_[i]) > want) return std::min(most_, std::pow(step, static_cast<double>(i + 1)));
-  return most_;
-}
 
 load_result run_load(const load_plan& plan) {
   load_result r;
   const int epoll = ::epoll_create1(EPOLL_CLOEXEC);
-  std::vector<stream> streams(static_cast<size_t>(plan.streams));
+  std::vector<stream> streams;
   const auto request = to_request("POST", "/v1/chat/completions", plan.body, false);
-  for (size_t i = 0; i < streams.size(); i++) {
-    streams[i].fd = connect_to(plan.port);
+  for (size_t i = 0; i < static_cast<size_t>(plan.streams); i++) {
+    streams.push_back({connect_to(plan.port), stream_reader(plan.pace_per_s, plan.stamped)});
     epoll_event e{};
     e.events = EPOLLIN;
     e.data.u64 = i;
     ::epoll_ctl(epoll, EPOLL_CTL_ADD, streams[i].fd, &e);
   }
   for (auto& s : streams) send_all(s.fd, request);
-  size_t n_open = streams.size();
-  bool started = false;
+  size_t n_open = streams.size(), n_begun = 0;
+  bool is_measuring = false, is_cut = false;
+  double cpu_before = 0;
   clock_type::time_point begin{}, end{};
   std::vector<char> piece(1 << 16);
-  std::array<epoll_event, 64> ready;
+  std::array<epoll_event, 256> ready;
   const auto opened = clock_type::now();
-  while (n_open > 0) {
+  while (n_open > 0 && !is_cut) {
     const int n = ::epoll_wait(epoll, ready.data(), static_cast<int>(ready.size()), 1000);
-    const auto now = clock_type::now();
     for (int i = 0; i < n; i++) {
       auto& s = streams[ready[static_cast<size_t>(i)].data.u64];
       const auto got = ::recv(s.fd, piece.data(), piece.size(), 0);
-      const uint64_t found = got > 0 ? s.take(piece.data(), static_cast<size_t>(got)) : 0;
-      // Measuring starts after the warm-up, or with the first token.
-      if (!started && found > 0 && between(opened, now) >= plan.warm_seconds && s.seen) {
-        started = true;
-        begin = now;
-      }
-      note(s, found, now, plan, started, r);
-      end = now;
-      if (got <= 0 || s.ended) {
-        r.failed += !s.ended;
-        ::epoll_ctl(epoll, EPOLL_CTL_DEL, s.fd, nullptr);
-        n_open--;
-      }
+      end = clock_type::now();
+      const bool had_begun = s.reader.n_tokens() > 0;
+      if (got > 0) s.reader.take({piece.data(), static_cast<size_t>(got)}, end, is_measuring ? &r.counts : nullptr);
+      n_begun += !had_begun && s.reader.n_tokens() > 0;
+      if (got > 0 && !s.reader.has_ended()) continue;
+      r.failed += !s.reader.has_ended();
+      ::epoll_ctl(epoll, EPOLL_CTL_DEL, s.fd, nullptr);
+      n_open--;
+      is_cut = is_cut || plan.seconds > 0;
     }
-    if (plan.seconds > 0 && started && between(begin, now) >= plan.seconds) break;
+    const auto now = clock_type::now();
+    if (!is_measuring && n_begun >= (plan.seconds > 0 ? streams.size() : 1) &&
+        between(opened, now) >= plan.warm_seconds) {
+      is_measuring = true;
+      begin = now;
+      cpu_before = plan.pid ? cpu_seconds(plan.pid) : 0;
+    }
+    is_cut = is_cut || (plan.seconds > 0 && is_measuring && between(begin, now) >= plan.seconds);
     if (n == 0 && between(opened, now) > 120) throw std::runtime_error("no event for too long");
   }
   r.seconds = between(begin, end);
+  r.cpu_seconds = plan.pid ? cpu_seconds(plan.pid) - cpu_before : 0;
   for (const auto& s : streams) ::close(s.fd);
   ::close(epoll);
+  if (!is_measuring) throw std::runtime_error("the streams ended before all of them ran");
   return r;
 }
 
@@ -179,16 +127,24 @@ std::string ask(int port, std::string_view method, std::string_view path, std::s
 }
 
 double cpu_seconds(int pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
-  const std::string all((std::istreambuf_iterator<char>(in)), {});
-  const size_t end = all.rfind(')');
-  if (end == std::string::npos) throw std::runtime_error("no process " + std::to_string(pid));
-  std::istringstream rest(all.substr(end + 2));
-  std::string skipped;
-  for (int i = 0; i < 11; i++) rest >> skipped;
-  double user = 0, system = 0;
-  rest >> user >> system;
-  return (user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  clockid_t id;
+  timespec t{};
+  if (::clock_getcpuclockid(pid, &id) != 0 || ::clock_gettime(id, &t) != 0)
+    throw std::runtime_error("no process " + std::to_string(pid));
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+}
+
+int listen_anywhere(int& port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  if (::bind(fd, reinterpret_cast<sockaddr*>(&at), size) != 0 || ::listen(fd, SOMAXCONN) != 0 ||
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&at), &size) != 0)
+    throw std::runtime_error("cannot listen on 127.0.0.1");
+  port = ntohs(at.sin_port);
+  return fd;
 }
 
 child_server::child_server(const std::string& program, std::vector<std::string> arguments) {
