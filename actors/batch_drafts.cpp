@@ -10,13 +10,12 @@ namespace troupe {
 // them: behind the last draft there is always a token of the target. Precondition: the plan holds no prompts yet.
 void batch_policy::plan_drafts(step_plan& plan, int64_t n_prompt_rows) {
   shape_ = {};
-  shape_.n_decoding = static_cast<int64_t>(plan.rows.size());
-  shape_.n_rows = shape_.n_decoding;
+  shape_.n_sequences = shape_.n_rows = static_cast<int64_t>(plan.rows.size());
   if (limits_.drafts.block == 0) return;
   offers_.clear();
   for (const auto& r : plan.rows) {
     const auto& [t, i] = by_sequence_.at(r.id);
-    const auto& s = t->sequences[i];
+    auto& s = t->sequences[i];
     const int64_t n_room = s.n_blocks * limits_.block_tokens - s.n_done - 1;
     const auto n_useful = std::min<int64_t>({s.what.max_tokens - s.n_generated - 1, n_room, limits_.drafts.block});
     offers_.push_back({&s.drafts, static_cast<int32_t>(std::max<int64_t>(n_useful, 0))});
@@ -34,28 +33,42 @@ void batch_policy::plan_drafts(step_plan& plan, int64_t n_prompt_rows) {
 // Rows that sample are asked for new drafts. Precondition: the plan is complete.
 void batch_policy::ask_for_drafts(step_plan& plan) {
   if (limits_.drafts.block == 0) return;
-  const auto n_sampling = std::count_if(plan.rows.begin(), plan.rows.end(), [](const auto& r) { return r.samples; });
-  if (!drafts_.wants_drafts(n_sampling)) return;
+  requests_.clear();
+  asked_.clear();
+  int64_t n_sampling = 0;
   for (auto& r : plan.rows) {
     if (!r.samples) continue;
+    ++n_sampling;
     const auto& [t, i] = by_sequence_.at(r.id);
-    const auto& s = t->sequences[i];
-    r.wants_drafts = s.what.max_tokens - s.n_generated > 2; // one token now, and then two with a draft
-    shape_.n_drafting += r.wants_drafts;
+    auto& s = t->sequences[i];
+    if (s.what.max_tokens - s.n_generated <= 2) continue; // one token now, and then two with a draft
+    requests_.push_back({&s.drafts});
+    asked_.push_back(&r);
   }
+  drafts_.ask(requests_, n_sampling);
+  for (size_t k = 0; k < asked_.size(); ++k) {
+    asked_[k]->wants_drafts = requests_[k].is_wanted;
+    shape_.n_drafted += requests_[k].is_wanted;
+  }
+  asked_.clear(); // the plan moves
 }
 
 void batch_policy::take_drafts(sequence& s, sequence_result& r) {
-  draft_policy::observe_run(s.drafts, r.n_drafts, r.n_accepted);
-  s.drafts.ids = std::move(r.next_drafts);
-  s.drafts.confidence = std::move(r.confidence);
-  if (s.drafts.ids.size() != s.drafts.confidence.size()) s.drafts.ids.clear();
+  judged_.clear();
+  for (const auto& t : r.tokens) judged_.push_back(t.id);
+  drafts_.observe_run(s.drafts, judged_);
+  if (!r.next_drafts.empty()) drafts_.take(s.drafts, std::move(r.next_drafts), std::move(r.confidence));
 }
 
-// Steps with rows of prompts, or without a result of the model, say nothing about the cost of drafts.
-void batch_policy::learn_step(const step_result& result) {
-  if (limits_.drafts.block > 0 && !shape_.has_prompts && shape_.n_decoding > 0 && result.compute_us > 0)
-    drafts_.observe_cost(shape_.n_decoding, shape_.n_rows, result.compute_us, shape_.n_drafting, result.draft_us);
+// What a step costs is what the streams wait for: all of the way round the ring. Without a result of the model nothing
+// is learned.
+void batch_policy::learn_step(const step_result& result, time now) {
+  if (limits_.drafts.block == 0 || result.compute_us <= 0) return;
+  const auto ring_us = std::chrono::duration_cast<std::chrono::microseconds>(now - planned_at_).count();
+  shape_.step_us = std::max<int64_t>(result.compute_us, ring_us);
+  shape_.draft_us = result.draft_us;
+  for (const auto& r : result.results) shape_.n_gained += static_cast<int64_t>(r.tokens.size());
+  drafts_.observe_step(shape_);
 }
 
 } // namespace troupe

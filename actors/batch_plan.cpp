@@ -109,6 +109,7 @@ void batch_policy::plan_prefill(step_plan& plan, int64_t budget) {
 // Streams first, then their drafts, then what the gap of the streams leaves to prompts.
 step_plan batch_policy::plan(time now) {
   step_plan plan;
+  planned_at_ = now;
   start_turns(now);
   step_ = {};
   if (limits_.overcommit) make_room();
@@ -178,7 +179,7 @@ void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence
 }
 
 void batch_policy::accept(step_result&& result, time now, std::vector<accepted_tokens>& out) {
-  learn_step(result);
+  learn_step(result, now);
   for (auto& r : result.results) {
     const auto found = by_sequence_.find(r.id);
     step_.is_sound = step_.is_sound && r.failure.empty() && found != by_sequence_.end();

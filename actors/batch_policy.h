@@ -95,7 +95,7 @@ private:
   void plan_drafts(step_plan&, int64_t n_prompt_rows);
   void ask_for_drafts(step_plan&);
   void take_drafts(sequence&, sequence_result&);
-  void learn_step(const step_result&);
+  void learn_step(const step_result&, time now);
   void plan_rows(step_plan&, const turn&, sequence&, int64_t n_rows);
   void accept_tokens(sequence_result&, turns::iterator, sequence&, time now, std::vector<accepted_tokens>& out);
   queue_view view(int64_t position, time now) const;
@@ -111,10 +111,8 @@ private:
   int64_t n_reserved_ = 0, n_running_ = 0, n_parkings_ = 0, n_paused_ = 0;
   std::array<int64_t, 5> n_ended_{};
   draft_policy drafts_;
-  struct { // of the plan that is out
-    int64_t n_decoding = 0, n_rows = 0, n_drafting = 0;
-    bool has_prompts = false;
-  } shape_;
+  draft_policy::measured shape_; // of the plan that is out
+  time planned_at_{};
   double mean_turn_s_ = 0; // moving average of started to ended
   bool draining_ = false;
   step step_;
@@ -122,6 +120,9 @@ private:
   prefill_share share_;
   std::vector<prefill_share::candidate> candidates_; // kept for their memory
   std::vector<draft_policy::offer> offers_;
+  std::vector<draft_policy::request> requests_;
+  std::vector<planned_rows*> asked_; // of each request
+  std::vector<int32_t> judged_;
 };
 
 } // namespace troupe

@@ -27,25 +27,32 @@ struct played {
 
   void round() {
     std::vector<draft_policy::offer> offers;
+    std::vector<draft_policy::request> requests;
     for (auto& s : sequences) offers.push_back({&s, 5});
+    for (auto& s : sequences) requests.push_back({&s});
     policy.choose(offers, 0);
     const auto n = static_cast<int64_t>(sequences.size());
-    const bool wants = policy.wants_drafts(n);
-    int64_t rows = n;
+    policy.ask(requests, n);
+    int64_t rows = n, n_drafted = 0;
+    const int64_t before = n_tokens;
     std::bernoulli_distribution is_right(right);
     for (size_t i = 0; i < sequences.size(); ++i) {
       const int32_t k = offers[i].n_chosen;
       rows += k;
-      int32_t accepted = 0;
-      while (accepted < k && is_right(random)) ++accepted;
-      draft_policy::observe_run(sequences[i], k, accepted);
-      n_tokens += accepted + 1;
+      const auto& ids = sequences[i].ids; // 1 where it is right
+      size_t accepted = 0;
+      while (accepted < static_cast<size_t>(k) && ids[accepted] == 1) ++accepted;
+      policy.observe_run(sequences[i], std::vector<int32_t>(accepted + 1, 1));
+      n_tokens += static_cast<int64_t>(accepted) + 1;
       n_drafts += k;
-      sequences[i].ids.assign(wants ? 5 : 0, 1);
-      sequences[i].confidence.assign(wants ? 5 : 0, static_cast<float>(says));
+      if (!requests[i].is_wanted) continue;
+      ++n_drafted;
+      std::vector<int32_t> made;
+      for (int j = 0; j < 5; ++j) made.push_back(is_right(random));
+      policy.take(sequences[i], std::move(made), std::vector<float>(5, static_cast<float>(says)));
     }
-    const int64_t drafting = wants ? draft_us : 0, cost = step(n, rows) + drafting;
-    policy.observe_cost(n, rows, cost, wants ? n : 0, drafting);
+    const int64_t drafting = n_drafted > 0 ? draft_us : 0, cost = step(n, rows) + drafting;
+    policy.observe_step({n, rows, cost, n_drafted, drafting, n_tokens - before, false});
     n_us += cost;
   }
   // Mean drafts of a sequence and round, and tokens a second, after the trials.
@@ -105,22 +112,22 @@ TEST_CASE("draft_policy: no fixed depth is faster, at any acceptance, batch and 
       }
 }
 
-TEST_CASE("draft_policy: a head that promises too much is found out, for its sequence alone") {
+TEST_CASE("draft_policy: a head that promises too much is found out") {
   played p(
       {5, 5, true}, 1, [](int64_t, int64_t rows) { return 5'000 + 2'000 * rows; }, 200);
   p.right = 0.2;
   p.says = 0.9;
   p.play();
-  CHECK(p.sequences[0].trust() < 0.5F);
   CHECK(p.depth < 0.8);
 }
 
 TEST_CASE("draft_policy: sure sequences get their drafts before unsure ones, each in order") {
   draft_policy policy({5, 5, true});
   for (int i = 0; i < 3; ++i)
-    for (int64_t rows = 2; rows <= 12; ++rows) policy.observe_cost(2, rows, 10'000 + 1'500 * rows, 2, 100);
-  sequence_drafts sure{{1, 1, 1, 1, 1}, {.98F, .98F, .98F, .98F, .98F}},
-      unsure{{1, 1, 1, 1, 1}, {.5F, .9F, .9F, .9F, .9F}};
+    for (int64_t rows = 2; rows <= 12; ++rows) policy.observe_step({2, rows, 10'000 + 1'500 * rows, 2, 100, 2, false});
+  sequence_drafts sure, unsure;
+  policy.take(sure, {1, 1, 1, 1, 1}, {.98F, .98F, .98F, .98F, .98F});
+  policy.take(unsure, {1, 1, 1, 1, 1}, {.5F, .9F, .9F, .9F, .9F});
   std::vector<draft_policy::offer> offers{{&unsure, 5}, {&sure, 5}};
   for (int i = 0; i < 30; ++i) policy.choose(offers, 0);
   CHECK(offers[1].n_chosen == 5);
@@ -132,7 +139,13 @@ TEST_CASE("draft_policy: sure sequences get their drafts before unsure ones, eac
 
 TEST_CASE("draft_policy: the limit is set while it runs, within what the model drafts") {
   draft_policy policy({5, 16, false});
-  sequence_drafts d{{1, 1, 1, 1, 1}, {.9F, .9F, .9F, .9F, .9F}};
+  sequence_drafts d;
+  policy.take(d, {1, 1, 1, 1, 1}, {.9F, .9F, .9F, .9F, .9F});
+  const auto wants = [&d](draft_policy& of) {
+    std::vector<draft_policy::request> requests{{&d}};
+    of.ask(requests, 1);
+    return requests[0].is_wanted;
+  };
   std::vector<draft_policy::offer> offers{{&d, 5}};
   const auto chosen = [&] {
     policy.choose(offers, 0);
@@ -144,29 +157,64 @@ TEST_CASE("draft_policy: the limit is set while it runs, within what the model d
   CHECK(chosen() == 2);
   policy.set_max(0);
   CHECK(chosen() == 0);
-  CHECK(!policy.wants_drafts(1));
+  CHECK(!wants(policy));
   policy.set_max(-3);
   CHECK(policy.max_drafts() == 0);
   policy.set_max(1'000'000);
   CHECK(policy.max_drafts() == 5);
   draft_policy none({0, 16, false});
-  CHECK(!none.wants_drafts(1));
+  CHECK(!wants(none));
 }
 
-TEST_CASE("step_costs: medians ignore outliers, curves interpolate, fall back to the nearest batch and go on beyond") {
+TEST_CASE("draft_policy: what is only made is judged by the tokens that come, and its rest still guesses") {
+  draft_policy policy({5, 5, true});
+  sequence_drafts d;
+  policy.take(d, {4, 5, 6, 7, 8}, {.9F, .9F, .9F, .9F, .9F});
+  policy.observe_run(d, std::vector<int32_t>{4}); // nothing was verified
+  CHECK(d.ids == std::vector<int32_t>{5, 6, 7, 8});
+  CHECK(d.n_used == 1);
+  policy.observe_run(d, std::vector<int32_t>{5, 6}); // one was
+  CHECK(d.ids == std::vector<int32_t>{7, 8});
+  CHECK(d.right == doctest::Approx(d.promised).epsilon(0.15));
+  policy.observe_run(d, std::vector<int32_t>{9});
+  CHECK(d.ids.empty());
+  CHECK(d.confidence.empty());
+  CHECK(d.trust() < 1);
+  policy.take(d, {1, 2}, {.9F}); // one confidence is missing
+  CHECK(d.ids.empty());
+}
+
+TEST_CASE("step_costs: ratios to plain steps near by: other load and outliers leave them as they are") {
   step_costs costs;
   CHECK(!costs.curve(1).is_known());
-  for (const int64_t us : {100, 101, 9'000, 99, 100}) costs.observe(1, 1, us);
-  CHECK(!costs.curve(1).is_known());
-  CHECK(costs.curve(1).at(2) == doctest::Approx(200)); // one point: in proportion
-  for (int i = 0; i < 5; ++i) costs.observe(1, 5, 300);
-  CHECK(costs.curve(1).at(1) == doctest::Approx(100));
-  CHECK(costs.curve(1).at(3) == doctest::Approx(200));
-  CHECK(costs.curve(7).at(9) == doctest::Approx(500));
-  costs.observe(8, 8, 350);
-  CHECK(costs.curve(8).at(8) == doctest::Approx(450)); // a single cell is no slope yet
-  costs.observe(8, 16, 340);                           // more rows are never cheaper
-  CHECK(costs.curve(8).at(16) == doctest::Approx(350));
-  for (int i = 0; i < 20; ++i) costs.observe(1, 5, 500); // the old ones are forgotten
-  CHECK(costs.curve(1).at(5) == doctest::Approx(500));
+  for (int i = 0; i < 30; ++i) {
+    const int64_t load = i < 10 ? 100 : i < 20 ? 300 : 100; // all steps become slower, then faster
+    costs.observe(1, 1, load, 0, 0);
+    costs.observe(1, 1, load, 0, 0);
+    costs.observe(1, 5, i % 7 == 3 ? 50 * load : 3 * load, 1, load / 2);
+  }
+  CHECK(costs.curve(1).at(1) == doctest::Approx(1));
+  CHECK(costs.curve(1).at(3) == doctest::Approx(2));
+  CHECK(costs.curve(1).at(9) == doctest::Approx(5)); // the line goes on
+  CHECK(costs.drafting(1).at(1) == doctest::Approx(0.5));
+  for (int i = 0; i < 12; ++i) costs.observe(1, 5, 300, 0, 0);
+  for (int i = 0; i < 40; ++i) costs.observe(1, 5, 9000, 0, 0); // the plain ones are too old to compare with
+  CHECK(costs.curve(1).at(5) == doctest::Approx(3));
+  CHECK(costs.n_since_plain(1) == 53);
+}
+
+TEST_CASE("step_costs: a number of sequences that was not measured takes the curve of the nearest, in its own unit") {
+  step_costs costs;
+  for (int i = 0; i < 5; ++i) {
+    costs.observe(2, 2, 200, 0, 0);
+    costs.observe(2, 4, 300, 2, 60);
+    costs.observe(2, 12, 700, 2, 60);
+  }
+  CHECK(costs.curve(2).at(4) == doctest::Approx(1.5));
+  CHECK(costs.curve(4).at(4) == doctest::Approx(1));
+  CHECK(costs.curve(4).at(12) == doctest::Approx(7.0 / 3));
+  CHECK(costs.drafting(4).at(2) == doctest::Approx(0.2)); // 60 of the 300 that four rows take
+  costs.observe(8, 8, 1000, 0, 0);
+  costs.observe(8, 16, 900, 0, 0); // more rows are never cheaper
+  CHECK(costs.curve(8).at(16) >= 1);
 }

@@ -1,0 +1,53 @@
+// How likely drafts are right: what the confidence head says, corrected by what came of it. Knows no CAF.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace troupe {
+
+// What a sequence carries from round to round.
+struct sequence_drafts {
+  std::vector<int32_t> ids;      // made after its newest token, less what was found right since; empty: none
+  std::vector<float> confidence; // of each, given that those before it are right
+  int32_t n_used = 0;            // of the block that ids are the rest of
+  bool is_on = false;            // drafts are made for it every round, because that pays
+  // Right guesses and what was promised for them, both fading: their quotient corrects the confidence of a text that is
+  // easier or, at a high temperature, harder than it looks.
+  float right = 0, promised = 0;
+  int64_t n_unjudged = 0;     // tokens since the last guess was judged
+  std::vector<float> typical; // fading mean of the confidence, by place in the block; empty: nothing was drafted yet
+  float trust() const;
+};
+
+// Every draft is judged by the token that is drawn at its place, whether it was verified or not: drafts that are only
+// made cost no row and teach as much.
+class draft_belief {
+public:
+  explicit draft_belief(int32_t block)
+      : typical_(static_cast<size_t>(block), 0.5F), of_place_(static_cast<size_t>(block)) {}
+
+  // That ids[j] is right when those before it are.
+  double probability(const sequence_drafts& d, size_t j) const;
+  // The same of place j in a block still to be made.
+  double expected(const sequence_drafts& d, size_t j) const;
+  // A new block. One confidence an id, or it is dropped.
+  void take(sequence_drafts&, std::vector<int32_t> ids, std::vector<float> confidence);
+  // The tokens that were drawn next. What is left of `ids` still guesses what follows them.
+  void judge(sequence_drafts&, std::span<const int32_t> tokens);
+
+private:
+  struct tally {
+    float right = 0, promised = 0;
+  };
+  static size_t bin(float confidence);
+  double corrected(float confidence, size_t place, float trust) const;
+
+  std::vector<float> typical_;                 // of all sequences: what is believed of a new one
+  std::vector<std::array<tally, 4>> of_place_; // of all sequences, by place in the block and bin of confidence
+};
+
+} // namespace troupe
