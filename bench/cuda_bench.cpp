@@ -1,6 +1,8 @@
 // Kernels of the CUDA backend on shapes of the real model, with cold weights: medians of graph replays and the part of
-// the limit they reach. usage: bench_cuda [name part ...], e.g. "16384x16384 K=3"
+// the limit they reach, with the target of each row. usage: bench_cuda [--list] [name part ...], e.g. "16384x16384 K=3"
+// --list: names and targets of all rows, without a device.
 // Weights are rotated through more than 256 MB, so every call reads them from device memory (exl3-peer-speed's method).
+#include "bench/cuda_targets.h"
 #include "gpu/cuda_backend.h"
 #include "tests/cuda/stored_samples.h"
 
@@ -42,9 +44,19 @@ timing time_calls(backend& b, const std::vector<std::function<void()>>& calls, t
   return {us[us.size() / 2], us[0]};
 }
 
-void row(const std::string& name, const timing& t, double weights, double bytes) {
-  std::printf("%s,%.2f,%.2f,%.3g,%.0f,%.1f\n", name.c_str(), t.median_us, t.least_us, weights / t.median_us * 1e6,
-              bytes / t.median_us / 1e3, 100 * bytes / peak_bytes_per_s / (t.median_us * 1e-6));
+template <class... Args> std::string text(const char* format, Args... args) {
+  char name[128];
+  std::snprintf(name, sizeof name, format, args...);
+  return name;
+}
+
+// `target_us`: of this row, 0: the one of its name in cuda_targets.h, if there is one.
+void row(const std::string& name, const timing& t, double weights, double bytes, double target_us = 0) {
+  const bench::target* listed = bench::find_target(name);
+  if (target_us == 0 && listed != nullptr) target_us = std::max(listed->us, 0.0);
+  std::printf("%s,%.2f,%.2f,%.3g,%.0f,%.1f,%s\n", name.c_str(), t.median_us, t.least_us, weights / t.median_us * 1e6,
+              bytes / t.median_us / 1e3, 100 * bytes / peak_bytes_per_s / (t.median_us * 1e-6),
+              target_us > 0 ? text("%.4g", target_us).c_str() : "-");
   std::fflush(stdout);
 }
 
@@ -52,12 +64,6 @@ std::vector<std::string> parts; // of names to run; empty: all
 bool wanted(const std::string& name) {
   return parts.empty() || std::any_of(parts.begin(), parts.end(),
                                       [&](const std::string& p) { return name.find(p) != std::string::npos; });
-}
-
-template <class... Args> std::string text(const char* format, Args... args) {
-  char name[128];
-  std::snprintf(name, sizeof name, format, args...);
-  return name;
 }
 
 struct gemv_shape {
@@ -91,6 +97,7 @@ void bench_gemv(backend& b, const activations& a, const gemv_shape& s, const std
   std::vector<std::unique_ptr<matrix>> copies;
   while (static_cast<int64_t>(copies.size()) * bytes < cold_bytes || copies.size() < 2)
     copies.push_back(b.load(sample.m));
+  double one_row_us = 0;
   for (const int64_t rows : row_counts) {
     if (!wanted(name_of(rows))) continue;
     std::vector<std::function<void()>> calls;
@@ -100,7 +107,10 @@ void bench_gemv(backend& b, const activations& a, const gemv_shape& s, const std
       const tensor in(a.x.f32(), dtype::f32, {rows, s.in}), out(a.y.f32(), dtype::f32, {rows, s.out});
       calls.push_back([&b, m, in, out] { b.linear(out, in, *m); });
     }
-    row(name_of(rows), time_calls(b, calls, a.y), static_cast<double>(s.in * s.out), static_cast<double>(bytes));
+    const timing t = time_calls(b, calls, a.y);
+    if (rows == 1) one_row_us = t.median_us;
+    row(name_of(rows), t, static_cast<double>(s.in * s.out), static_cast<double>(bytes),
+        rows == 8 ? one_row_us / 0.9 : 0); // at least 90 % of the rate of one row
   }
 }
 
@@ -143,11 +153,10 @@ void bench_moe(backend& b, int rate, const std::vector<int64_t>& row_counts) {
       const tensor in = x.slice(0, rows), out = y.slice(0, rows);
       calls.push_back([&b, &set, ids, w, in, out] { b.experts(out, in, *set, ids, w, 10); });
     }
-    char name[96];
-    std::snprintf(name, sizeof name, "moe 384 top-6 K=%g m=%lld (%.1f hit)", rate / 2.0, static_cast<long long>(rows),
-                  hit);
+    std::printf("# %.1f of %d experts hit\n", hit, n_experts);
     const double weights = hit * 3 * static_cast<double>(dim * width);
-    row(name, time_calls(b, calls, y), weights, weights * rate / 16);
+    row(text("moe 384 top-6 K=%g m=%lld", rate / 2.0, static_cast<long long>(rows)), time_calls(b, calls, y), weights,
+        weights * rate / 16);
   }
 }
 
@@ -155,13 +164,14 @@ void bench_moe(backend& b, int rate, const std::vector<int64_t>& row_counts) {
 
 int main(int argc, char** argv) {
   parts.assign(argv + 1, argv + argc);
+  if (!parts.empty() && parts[0] == "--list") return bench::print_targets(), 0;
   std::string why;
   if (list_cuda_devices(why).empty()) {
     std::printf("bench_cuda: not run: %s\n", why.c_str());
     return 0;
   }
   const auto b = make_cuda_backend({});
-  std::printf("# %s\nwhat,median us,least us,weights/s,GB/s,%% of 4.2 TB/s\n", b->name().c_str());
+  std::printf("# %s\nwhat,median us,least us,weights/s,GB/s,%% of 4.2 TB/s,target us\n", b->name().c_str());
   const activations a(*b);
   using book = stored_matrix::codebook;
   const std::vector<gemv_shape> shapes{

@@ -118,7 +118,7 @@ const std::vector<shape> shapes{
 TEST_CASE("cuda attention: every row is near the twin") {
   for (const shape& s : shapes) {
     world w(s);
-    w.t.near(s.what, w.attend(0, s.runs.size()), 3e-5);
+    w.t.near(("attention, " + std::string(s.what)).c_str(), w.attend(0, s.runs.size()), 3e-5);
   }
 }
 

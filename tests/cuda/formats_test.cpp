@@ -35,7 +35,7 @@ TEST_CASE("cuda formats: ties, signed zeros and the ends of the grids round as t
     for (size_t i = 0; i < values.size(); i += 16) values[i] = how == quantiser::fp8_32 ? 448.0F : 6.0F;
     const auto x = t.make(dtype::f32, {static_cast<int64_t>(values.size() / 32), 32}, values);
     t.run([&](backend& b) { b.quantise(t.of(b, x), how); });
-    t.equal("quantise at ties", x);
+    t.equal("quantise, ties", x);
   }
 }
 
@@ -48,7 +48,7 @@ TEST_CASE("cuda formats: one number that is none poisons its group and no other"
     values[300] = -std::numeric_limits<float>::infinity();
     const auto x = t.make(dtype::f32, {4, 96}, values);
     t.run([&](backend& b) { b.quantise(t.of(b, x), how); });
-    t.equal("quantise of a poisoned row", x);
+    t.equal("quantise, a poisoned row", x);
   }
 }
 

@@ -19,7 +19,7 @@ void compare(twins& t, const stored_sample& w, int64_t rows, double bound) {
   const twin_tensor x = t.floats({rows, w.m.in}, 7), y = t.output({rows, w.m.out});
   t.host->linear(y.host, x.host, *host);
   t.device->linear(y.device, x.device, *device);
-  t.near_rms(fmt::format("linear {} {} rows", w.m.name, rows).c_str(), y, bound);
+  t.near_rms(fmt::format("linear {}, {} rows", w.m.name, rows).c_str(), y, bound);
   // Row by row: the bits it has among others.
   const std::vector<float> together = t.read_device(y);
   const twin_tensor one = t.output({1, w.m.out});

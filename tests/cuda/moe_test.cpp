@@ -68,7 +68,7 @@ void compare(twins& t, const char* name, const expert_samples& s, int64_t rows, 
   const auto host = t.host->load_experts(s.experts, 0), device = t.device->load_experts(s.experts, 0);
   t.host->experts(y.host, x.host, *host, i.host, weights.host, 2.0F);
   t.device->experts(y.device, x.device, *device, i.device, weights.device, 2.0F);
-  t.near_rms(fmt::format("experts {} {} rows", name, rows).c_str(), y, bound);
+  t.near_rms(fmt::format("experts {}, {} rows", name, rows).c_str(), y, bound);
   const std::vector<float> together = t.read_device(y);
   const twin_tensor one = t.output({1, s.dim});
   for (int64_t r = 0; r < rows; r += 4) {

@@ -37,7 +37,7 @@ TEST_CASE("cuda rows: half floats of every bit pattern become the numbers of the
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
     const auto table = t.make(type, {1, 65536}, all), y = t.output({1, 65536}), id = t.ints({1}, {0});
     t.run([&](backend& b) { b.embed(t.of(b, y), t.of(b, table), 0, t.of(b, id)); });
-    t.equal("embed of all patterns", y);
+    t.equal("embed, all patterns", y);
   }
 }
 
@@ -73,7 +73,7 @@ TEST_CASE("cuda rows: sums, factors and spreading have the bits of the twin") {
         b.scale(t.of(b, y), 0.3F);
         b.spread(t.of(b, h), t.of(b, x));
       });
-      t.equal("add, scale", y);
+      t.equal("add and scale", y);
       t.equal("spread", h);
     }
 }
@@ -88,7 +88,7 @@ TEST_CASE("cuda rows: no rows do nothing") {
     b.scale(to, 2);
     b.rms_norm(to, from, t.of(b, x).slice(0, 1).reshape({8}), 1e-6F);
   });
-  t.equal("untouched", y);
+  t.equal("no rows", y);
 }
 
 } // namespace

@@ -93,9 +93,10 @@ TEST_CASE("cuda topk: entries, candidate blocks and raw scores are the twin's") 
   for (const shape& s : shapes) {
     world w(s);
     w.t.run([&](backend& b) { w.select(b, 0, w.positions.host.rows()); });
-    w.t.equal(s.what, w.selected);
-    if (s.n_out > 0) w.t.equal("its candidates", w.out);
-    if (s.raw) w.t.equal("its scores", w.scores);
+    const std::string of = std::string(", ") + s.what;
+    w.t.equal(("select_entries" + of).c_str(), w.selected);
+    if (s.n_out > 0) w.t.equal(("select_entries candidates" + of).c_str(), w.out);
+    if (s.raw) w.t.equal(("select_entries scores" + of).c_str(), w.scores);
   }
 }
 

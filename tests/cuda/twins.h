@@ -76,7 +76,9 @@ public:
   }
   tensor of(backend& b, const twin_tensor& t) const { return &b == host.get() ? t.host : t.device; }
 
-  // max |device - host| / max |host|; prints a line for the table of etc/gpu-check.sh.
+  // The comparisons print a line each for the table of etc/gpu-check.sh, which has a row for each kernel: the text of
+  // `what` before its first comma; behind it is the case.
+  // max |device - host| / max |host|.
   void near(const char* what, const twin_tensor& t, double bound) {
     const auto a = read_device(t), b = read_host(t);
     const double error = relative_error(a, b);
@@ -92,7 +94,7 @@ public:
   // Bit for bit.
   void equal(const char* what, const twin_tensor& t) {
     const bool same = read_device<uint8_t>(t) == read_host<uint8_t>(t);
-    MESSAGE(std::string(what) << ": " << std::string(same ? "equal bits" : "bits differ"));
+    MESSAGE(std::string(what) << ": " << std::string(same ? "equal bits" : "bits differ") << ", bound equal");
     CHECK_MESSAGE(same, std::string(what));
   }
 
