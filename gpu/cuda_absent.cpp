@@ -18,6 +18,10 @@ std::unique_ptr<backend> make_cuda_backend(const cuda_backend_config&) {
   throw std::runtime_error("cuda backend: " + why);
 }
 
+int32_t device_of(backend&) { return 0; }
+std::vector<weight_variant> loaded_variants(backend&) { return {}; }
+bool park(backend&, const weight_variant&) { return false; }
+
 } // namespace troupe
 
 #endif

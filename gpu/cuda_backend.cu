@@ -8,6 +8,7 @@
 #include "gpu/moe_cuda.h"
 
 #include <algorithm>
+#include <set>
 
 namespace troupe {
 namespace {
@@ -79,9 +80,15 @@ public:
                  "download");
     cuda_check(cudaStreamSynchronize(lane().on), "download: a fault of the work before it");
   }
-  std::unique_ptr<matrix> load(const stored_matrix& m) override { return load_cuda_matrix(m, memory_, lane().on); }
+  std::unique_ptr<matrix> load(const stored_matrix& m) override {
+    auto made = load_cuda_matrix(m, memory_, lane().on);
+    variants_.insert(variant_of(m));
+    return made;
+  }
   std::unique_ptr<expert_set> load_experts(std::span<const stored_expert> experts, int32_t first) override {
-    return load_cuda_experts(experts, first, memory_, lane().on);
+    auto made = load_cuda_experts(experts, first, memory_, lane().on);
+    if (!experts.empty()) variants_.insert(variant_of(experts[0]));
+    return made;
   }
 
   void embed(tensor y, tensor table, int64_t first_id, tensor ids) override {
@@ -212,13 +219,24 @@ public:
     upload(y, meeting_.data(), y.size_bytes());
   }
 
-private:
   // Every use makes the device current on the thread that calls: the rank's thread need not be the one that loaded.
   const cuda_lane& lane() const {
     cuda_check(cudaSetDevice(device_), "cudaSetDevice");
     return lane_;
   }
 
+  int32_t device() const { return device_; }
+  std::vector<weight_variant> variants() const { return {variants_.begin(), variants_.end()}; }
+  bool park(const weight_variant& v) {
+    if (v.how != stored_matrix::format::exl3 || v.book != stored_matrix::codebook::mul1) return false;
+    uint32_t& parked = v.is_experts ? lane_.parked_experts : lane_.parked_linears;
+    const uint32_t bits = 1U << v.rate | (v.is_experts ? 1U << v.down_rate : 0U);
+    if ((parked & bits) != 0) return false; // the f16 form was already in use
+    parked |= bits;
+    return true;
+  }
+
+private:
   // Calls f(first row, rows, f32 (rows, columns) of scratch, lane with the rest of it) for slabs of rows.
   template <class F> void each_slab(int64_t n_rows, int64_t columns, const F& f) {
     const int64_t row_bytes = columns * 4, slab = std::min(n_rows, lane_.scratch_bytes / 4 / row_bytes);
@@ -238,10 +256,19 @@ private:
   own_stream stream_;
   cuda_memory memory_;
   cuda_lane lane_;
+  std::set<weight_variant> variants_;
   std::vector<float> meeting_; // host memory for collectives, reused
 };
 
 } // namespace
+
+const cuda_lane& lane_of(backend& b) { return dynamic_cast<cuda_backend&>(b).lane(); }
+
+int32_t device_of(backend& b) { return dynamic_cast<cuda_backend&>(b).device(); }
+
+std::vector<weight_variant> loaded_variants(backend& b) { return dynamic_cast<cuda_backend&>(b).variants(); }
+
+bool park(backend& b, const weight_variant& v) { return dynamic_cast<cuda_backend&>(b).park(v); }
 
 std::vector<cuda_device_info> list_cuda_devices(std::string& why) {
   std::vector<cuda_device_info> devices;

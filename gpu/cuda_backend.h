@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu/backend.h"
+#include "gpu/self_check.h"
 
 #include <cstdint>
 #include <memory>
@@ -29,5 +30,16 @@ struct cuda_backend_config {
 
 // Throws std::system_error (category "cuda") naming the call, or std::runtime_error in a build without CUDA.
 std::unique_ptr<backend> make_cuda_backend(const cuda_backend_config&);
+
+// The stream and scratch of a CUDA backend, for kernels that are no operation of every backend. Makes its device
+// current.
+struct cuda_lane;
+const cuda_lane& lane_of(backend&);
+int32_t device_of(backend&); // its index
+
+// What a CUDA backend loaded, each variant once, for the self-check.
+std::vector<weight_variant> loaded_variants(backend&);
+// Takes the form that now serves a variant out of use; false: no other form serves it.
+bool park(backend&, const weight_variant&);
 
 } // namespace troupe

@@ -18,6 +18,8 @@ struct cuda_lane {
   uint32_t* counters = nullptr; // device memory, all zero between operations: an operation leaves what it found
   int64_t n_counters = 0;
   int32_t n_multiprocessors = 0;
+  // Integer products of mul1 matrices that the self-check found wrong, bit r: rate r. The f16 form serves them.
+  uint32_t parked_linears = 0, parked_experts = 0;
 };
 
 } // namespace troupe

@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(32 * plain_warps)
 } // namespace
 
 void trellis_gemv_cuda(gemv_args a, const cuda_lane& lane) {
-  if (byte_gemv_cuda(a, lane)) return;
+  const bool is_parked = (lane.parked_linears >> a.w.rate & 1U) != 0;
+  if (!is_parked && byte_gemv_cuda(a, lane)) return;
   const int64_t chunks = a.w.out / 128, slices = (a.w.in / 128 + 4) / 5;
   const int64_t groups = std::min<int64_t>(
       {lane.scratch_bytes / (chunks * slices * 8 * 128 * 4), lane.n_counters / chunks, int64_t{65535}});

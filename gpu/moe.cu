@@ -126,7 +126,9 @@ private:
   int64_t used_ = 0;
 };
 
-bool uses_bytes(const cuda_expert_set& set) {
+bool uses_bytes(const cuda_expert_set& set, const cuda_lane& lane) {
+  if ((lane.parked_experts >> set.gate.trellis.rate & 1U) != 0) return false;
+  if ((lane.parked_experts >> set.down.trellis.rate & 1U) != 0) return false;
   const auto mul1 = stored_matrix::codebook::mul1;
   return set.gate.trellis.book == mul1 && set.down.trellis.book == mul1 && moe_bytes_fit(set.gate.in, set.gate.out);
 }
@@ -141,7 +143,7 @@ int64_t cut_buffers(moe_args& a, const cuda_lane& lane, const cuda_expert_set& s
   a.list.n_runs = cut.take<int32_t>(1);
   a.list.runs = cut.take<expert_run>(pairs);
   a.list.places = cut.take<run_place>(pairs);
-  if (uses_bytes(set)) {
+  if (uses_bytes(set, lane)) {
     a.partial = cut.take<float>(0);
     cut.take<std::byte>(moe_bytes_scratch(a));
   } else {
@@ -153,12 +155,13 @@ int64_t cut_buffers(moe_args& a, const cuda_lane& lane, const cuda_expert_set& s
   return cut.used();
 }
 
-void trellis_experts(const moe_args& a, const cuda_expert_set& set, cuda_stream on) {
+void trellis_experts(const moe_args& a, const cuda_expert_set& set, const cuda_lane& lane) {
+  const cuda_stream on = lane.on;
   plan_runs_kernel<<<1, plan_threads, 0, on>>>(a);
   cuda_check_launch("experts: runs");
   using book = stored_matrix::codebook;
   const int32_t up = set.gate.trellis.rate, down = set.down.trellis.rate;
-  if (uses_bytes(set)) {
+  if (uses_bytes(set, lane)) {
     moe_gate_up_bytes(a, up, on);
     moe_down_bytes(a, down, on);
     return;
@@ -220,7 +223,7 @@ void experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor ids, te
     a.ids = ids.i32() + first * a.k;
     a.weights = weights.f32() + first * a.k;
     cut_buffers(a, lane, set);
-    if (set.n_experts > 0) set.is_trellis ? trellis_experts(a, set, lane.on) : plain_experts(a, set, lane.on);
+    if (set.n_experts > 0) set.is_trellis ? trellis_experts(a, set, lane) : plain_experts(a, set, lane.on);
     sum_slots_kernel<<<dim3(blocks_of(a.dim, 256), a.rows), 256, 0, lane.on>>>(a);
     cuda_check_launch("experts: sum of slots");
   }

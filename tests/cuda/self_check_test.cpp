@@ -1,0 +1,66 @@
+// The check at start on the device: all is right, and the second form of mul1 products takes over from the first.
+#include "gpu/self_check.h"
+#include "storage/check.h"
+#include "tests/cuda/stored_samples.h"
+#include "tests/cuda/twins.h"
+
+#include <chrono>
+
+using namespace troupe;
+using namespace troupe::test;
+
+namespace {
+
+std::vector<weight_variant> variants() {
+  using format = stored_matrix::format;
+  std::vector<weight_variant> all;
+  for (const int32_t rate : {2, 4, 5, 6, 8, 10, 12})
+    all.push_back({false, format::exl3, stored_matrix::codebook::mul1, rate, 0, dtype::f32});
+  for (const int32_t rate : {4, 6}) all.push_back({true, format::exl3, stored_matrix::codebook::mul1, rate, rate});
+  all.push_back({false, format::exl3, stored_matrix::codebook::mcg, 6, 0, dtype::f32});
+  for (const format how : {format::fp8_block, format::fp4}) all.push_back({.is_experts = true, .how = how});
+  all.push_back({.type = dtype::bf16});
+  return all;
+}
+
+} // namespace
+
+TEST_CASE("cuda self_check: all kernels are right in under three seconds") {
+  const auto start = std::chrono::steady_clock::now();
+  const auto b = make_cuda_backend({.scratch_bytes = 32 << 20});
+  const auto found = self_check(*b, variants(), {});
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  for (const auto& f : found) CHECK_MESSAGE(f.is_right, f.kernel << ": error " << f.error << ", bound " << f.bound);
+  MESSAGE("self_check: " << found.size() << " kernels in " << took.count() << " s, the backend included");
+  CHECK(took.count() < 3);
+}
+
+TEST_CASE("cuda self_check: wrong integer products are parked, the f16 form serves the matrix then") {
+  twins t;
+  const stored_sample w = trellis_sample(stored_matrix::codebook::mul1, 6, 384, 256, 3);
+  const auto on_host = t.host->load(w.m), on_device = t.device->load(w.m);
+  const auto used = loaded_variants(*t.device);
+  REQUIRE(used == std::vector{variant_of(w.m)});
+  const twin_tensor x = t.floats({5, 384}, 1), before = t.output({5, 256}), after = t.output({5, 256});
+  t.run([&](backend& b) { b.linear(t.of(b, before), t.of(b, x), &b == t.host.get() ? *on_host : *on_device); });
+  fault::arm("self_check linear EXL3 mul1 K=3");
+  const auto found = self_check(*t.device, used, [&](const weight_variant& v) { return park(*t.device, v); });
+  fault::disarm_all();
+  CHECK(found[found.size() - 2].is_parked);
+  CHECK(found.back().is_right);
+  t.run([&](backend& b) { b.linear(t.of(b, after), t.of(b, x), &b == t.host.get() ? *on_host : *on_device); });
+  t.near_rms("linear EXL3 mul1 K=3 in the f16 form, parked", after, 1e-3);
+  CHECK(t.read_device(before) != t.read_device(after)); // another form rounds otherwise
+  CHECK(!park(*t.device, used[0]));                     // there is no third one
+}
+
+TEST_CASE("cuda self_check: experts with parked integer products use the f16 form") {
+  twins t;
+  fault::arm("self_check experts EXL3 mul1 K=3, down K=4");
+  weight_variant v{true, stored_matrix::format::exl3, stored_matrix::codebook::mul1, 6, 8, dtype::f32};
+  const auto found =
+      self_check(*t.device, std::vector{v}, [&](const weight_variant& wrong) { return park(*t.device, wrong); });
+  fault::disarm_all();
+  CHECK(found[found.size() - 2].is_parked);
+  CHECK_MESSAGE(found.back().is_right, "error " << found.back().error);
+}
