@@ -4,6 +4,7 @@
 // Weights are rotated through more than 256 MB, so every call reads them from device memory (exl3-peer-speed's method).
 #include "bench/cuda_targets.h"
 #include "gpu/cuda_backend.h"
+#include "gpu/sample.h"
 #include "tests/cuda/stored_samples.h"
 
 #include <algorithm>
@@ -160,6 +161,28 @@ void bench_moe(backend& b, int rate, const std::vector<int64_t>& row_counts) {
   }
 }
 
+// Rows as the head leaves them, with the whole of a usual nucleus: normal logits, top_p 0.95 at temperature 1.
+void bench_sampler(backend& b, int64_t rows) {
+  constexpr int64_t vocabulary = 129280;
+  std::vector<float> values(static_cast<size_t>(rows * vocabulary));
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0, 2.5F);
+  for (float& v : values) v = normal(random);
+  std::vector<sample_row> rules(static_cast<size_t>(rows));
+  for (size_t r = 0; r < rules.size(); ++r) rules[r].top_p = 0.95F, rules[r].seed = r, rules[r].position = 100;
+  sample_args a;
+  a.logits = b.allocate(dtype::f32, {rows, vocabulary}, "logits");
+  a.ids = b.allocate(dtype::i32, {rows}, "ids");
+  const auto n_bytes = static_cast<int64_t>(rules.size() * sizeof(sample_row));
+  const tensor on_device = b.allocate(dtype::i8, {n_bytes}, "rules");
+  b.upload(a.logits, values.data(), a.logits.size_bytes());
+  b.upload(on_device, rules.data(), n_bytes);
+  a.rows = on_device.as<const sample_row>();
+  const std::vector<std::function<void()>> calls(24, [&b, &a] { sample_cuda(a, lane_of(b)); });
+  row(text("sampler 129280 top_p m=%lld", static_cast<long long>(rows)), time_calls(b, calls, a.ids),
+      static_cast<double>(rows * vocabulary), static_cast<double>(a.logits.size_bytes()));
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -179,6 +202,8 @@ int main(int argc, char** argv) {
       {16384, 16384, 4}, {16384, 16384, 6}, {16384, 16384, 8}, {16384, 16384, 10}, {16384, 16384, 6, book::mcg},
       {5120, 129280, 12}};
   for (const gemv_shape& s : shapes) bench_gemv(*b, a, s, {1, 4, 8});
+  for (const int64_t rows : {1, 8})
+    if (wanted(text("sampler 129280 top_p m=%lld", static_cast<long long>(rows)))) bench_sampler(*b, rows);
   if (wanted("moe")) bench_moe(*b, 6, {1, 4, 8, 16});
   return 0;
 }

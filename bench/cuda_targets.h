@@ -56,6 +56,7 @@ inline constexpr target targets[] = {
     {"moe 384 top-6 K=3 m=16", 0, ""},
     {"moe 384 top-6 K=3 m=1536", 5000, ""},
     {"gemm mul1 m=4096", -1, "70 % of cuBLAS bf16 at the shape"},
+    {"sampler 129280 top_p m=1", 0, ""},
     {"sampler 129280 top_p m=8", 60, ""},
     {"20 layers m=1", 2200, ""},
     {"20 layers m=4", 3500, ""},
