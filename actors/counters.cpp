@@ -65,4 +65,16 @@ void counters::forget_traffic() {
   for (auto* h : {&time_per_token, &inference_time, &longest_choice, &asked_tokens, &asked_choices}) h->clear();
 }
 
+std::vector<std::string> parked_kernels(const counters& n) {
+  std::vector<std::string> names;
+  const auto add = [&](const char* what, uint32_t rates) {
+    for (uint32_t r = 0; r < 32; ++r)
+      if ((rates >> r & 1U) != 0)
+        names.push_back(std::string(what) + " EXL3 mul1 K=" + std::to_string(r / 2) + (r % 2 != 0 ? ".5" : ""));
+  };
+  add("linear", n.parked_linears);
+  add("experts", n.parked_experts);
+  return names;
+}
+
 } // namespace troupe

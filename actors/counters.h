@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 namespace troupe {
 
@@ -72,7 +74,12 @@ struct counters {
       generation_size{size_bounds()}, iteration_tokens{size_bounds()};
   histogram time_per_token{itl_bounds()}, inference_time{latency_bounds()}, longest_choice{size_bounds()},
       asked_tokens{size_bounds()}, asked_choices{size_bounds()};
+  // ranks, at their start: kernels that the self-check took out of use, bit r: those of rate K = r / 2 (parked_kernels)
+  std::atomic<uint32_t> parked_linears{0}, parked_experts{0};
   void forget_traffic(); // everything but the phase, gauges and sizes: the warm-up is not traffic
 };
+
+// "linear EXL3 mul1 K=3", for each that is parked.
+std::vector<std::string> parked_kernels(const counters&);
 
 } // namespace troupe

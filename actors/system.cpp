@@ -4,6 +4,7 @@
 #include "actors/null_text.h"
 #include "actors/ring.h"
 #include "actors/supervisor.h"
+#include "actors/system_check.h"
 #include "actors/system_device.h"
 #include "actors/warm_up.h"
 #include "gpu/backend.h"
@@ -20,7 +21,6 @@
 #include <stdexcept>
 
 namespace troupe {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -169,6 +169,7 @@ rank_parts runtime::impl::make_rank(int32_t rank, const batch_limits& limits) {
     for (const auto& l : loaded) sum += l;
     numbers->progress = sum / static_cast<double>(loaded.size());
   });
+  if (c.backend == "cuda") check_kernels(*p.device, *numbers);
   return p;
 }
 

@@ -145,6 +145,9 @@ void add_engine(family_list& out, const counters& n, int64_t block_tokens) {
 }
 
 void add_own(family_list& out, const counters& n, const http_counts& http) {
+  for (const std::string& kernel : parked_kernels(n))
+    out.gauge("troupe_kernel_parked", "1: the self-check found the kernel wrong, another form serves its matrices.", 1,
+              {{"kernel", kernel}});
   out.counter("troupe_steps_total", "Steps run.", static_cast<double>(n.steps));
   out.counter("troupe_rows_total", "Rows run.", static_cast<double>(n.rows));
   out.counter("troupe_turns_total", "Turns that began.", static_cast<double>(n.turns));

@@ -31,6 +31,16 @@ bool is_healthy(const counters& n) {
   return sent_us == 0 || now_us() - sent_us < stall_limit_us;
 }
 
+// Kernels that the self-check took out of use; nothing while there are none.
+std::string parked_list(const counters& n) {
+  std::string out;
+  for (const std::string& kernel : parked_kernels(n)) {
+    out += out.empty() ? ",\"parked_kernels\":[" : ",";
+    append_json_string(out, kernel);
+  }
+  return out.empty() ? out : out + "]";
+}
+
 http_reply ready_reply(const counters& n, bool draining) {
   http_reply r;
   const phase now = n.now;
@@ -38,7 +48,7 @@ http_reply ready_reply(const counters& n, bool draining) {
     r.status = 503;
     r.body = "{\"status\":\"draining\"}";
   } else if (now == phase::ready) {
-    r.body = "{\"status\":\"ready\"}";
+    r.body = "{\"status\":\"ready\"" + parked_list(n) + "}";
   } else {
     r.status = 503;
     r.body = fmt::format("{{\"status\":\"{}\",\"phase\":\"{}\",\"progress\":{:.2f}}}",

@@ -47,6 +47,19 @@ TEST_CASE("server: health follows the step in the ring, not the time since the l
   CHECK(s.ask(http_get("/health")).status == 200);
 }
 
+TEST_CASE("server: kernels that the self-check parked are told") {
+  test_server s;
+  s.numbers->parked_linears = 1U << 6 | 1U << 5;
+  s.numbers->parked_experts = 1U << 6;
+  s.start();
+  CHECK(
+      s.ask(http_get("/ready")).body ==
+      R"({"status":"ready","parked_kernels":["linear EXL3 mul1 K=2.5","linear EXL3 mul1 K=3","experts EXL3 mul1 K=3"]})");
+  const auto metrics = s.ask(http_get("/metrics")).body;
+  CHECK(metrics.find("troupe_kernel_parked{model_name=\"tiny\",engine=\"0\",kernel=\"experts EXL3 mul1 K=3\"} 1") !=
+        std::string::npos);
+}
+
 TEST_CASE("server: a busy port is refused at once, by name") {
   test_server s;
   s.start(false);
