@@ -9,6 +9,7 @@
 #include "actors/warm_up.h"
 #include "gpu/backend.h"
 #include "gpu/collective.h"
+#include "gpu/cuda_backend.h"
 #include "storage/log.h"
 
 #include <caf/all.hpp>
