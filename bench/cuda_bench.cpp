@@ -78,7 +78,7 @@ struct activations {
   tensor x, y;
   explicit activations(backend& b)
       : x(b.allocate(dtype::f32, {int64_t{4096} * 16384}, "x")),
-        y(b.allocate(dtype::f32, {int64_t{4096} * 16384}, "y")) {
+        y(b.allocate(dtype::f32, {int64_t{4096} * 32768}, "y")) {
     std::vector<float> values(static_cast<size_t>(x.n_elements()));
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
@@ -87,9 +87,10 @@ struct activations {
   }
 };
 
-void bench_gemv(backend& b, const activations& a, const gemv_shape& s, const std::vector<int64_t>& row_counts) {
+void bench_linear(backend& b, const char* kind, const activations& a, const gemv_shape& s,
+                  const std::vector<int64_t>& row_counts) {
   const auto name_of = [&](int64_t rows) {
-    return text("gemv %s %lldx%lld K=%g m=%lld", name(s.book), static_cast<long long>(s.in),
+    return text("%s %s %lldx%lld K=%g m=%lld", kind, name(s.book), static_cast<long long>(s.in),
                 static_cast<long long>(s.out), s.rate / 2.0, static_cast<long long>(rows));
   };
   if (std::none_of(row_counts.begin(), row_counts.end(), [&](int64_t rows) { return wanted(name_of(rows)); })) return;
@@ -112,6 +113,7 @@ void bench_gemv(backend& b, const activations& a, const gemv_shape& s, const std
     if (rows == 1) one_row_us = t.median_us;
     row(name_of(rows), t, static_cast<double>(s.in * s.out), static_cast<double>(bytes),
         rows == 8 ? one_row_us / 0.9 : 0); // at least 90 % of the rate of one row
+    if (rows > 16) std::printf("# %.1f TFLOP/s\n", 2e-6 * static_cast<double>(rows * s.in * s.out) / t.median_us);
   }
 }
 
@@ -133,7 +135,7 @@ void bench_moe(backend& b, int rate, const std::vector<int64_t>& row_counts) {
   for (float& v : values) v = normal(random);
   b.upload(x, values.data(), x.size_bytes());
   for (const int64_t rows : row_counts) {
-    constexpr int n_calls = 24;
+    const int n_calls = rows > 16 ? 4 : 24;
     std::vector<std::function<void()>> calls;
     double hit = 0;
     for (int call = 0; call < n_calls; ++call) {
@@ -193,7 +195,7 @@ int main(int argc, char** argv) {
     std::printf("bench_cuda: not run: %s\n", why.c_str());
     return 0;
   }
-  const auto b = make_cuda_backend({});
+  const auto b = make_cuda_backend({.scratch_bytes = 512 << 20});
   std::printf("# %s\nwhat,median us,least us,weights/s,GB/s,%% of 4.2 TB/s,target us\n", b->name().c_str());
   const activations a(*b);
   using book = stored_matrix::codebook;
@@ -201,9 +203,13 @@ int main(int argc, char** argv) {
       {5120, 2304, 4},   {5120, 2304, 6},   {2304, 5120, 6},   {1280, 32768, 10},  {8192, 5120, 10},
       {16384, 16384, 4}, {16384, 16384, 6}, {16384, 16384, 8}, {16384, 16384, 10}, {16384, 16384, 6, book::mcg},
       {5120, 129280, 12}};
-  for (const gemv_shape& s : shapes) bench_gemv(*b, a, s, {1, 4, 8});
+  for (const gemv_shape& s : shapes) bench_linear(*b, "gemv", a, s, {1, 4, 8});
   for (const int64_t rows : {1, 8})
     if (wanted(text("sampler 129280 top_p m=%lld", static_cast<long long>(rows)))) bench_sampler(*b, rows);
   if (wanted("moe")) bench_moe(*b, 6, {1, 4, 8, 16});
+  b->set_row_class(row_class::prefill);
+  for (const gemv_shape& s : {gemv_shape{5120, 2304, 6}, gemv_shape{16384, 16384, 6}, gemv_shape{1280, 32768, 10}})
+    bench_linear(*b, "gemm", a, s, {64, 1024, 4096});
+  if (wanted("moe")) bench_moe(*b, 6, {64, 1536, 4096});
   return 0;
 }

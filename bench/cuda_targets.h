@@ -55,7 +55,17 @@ inline constexpr target targets[] = {
     {"moe 384 top-6 K=3 m=8", 250, ""},
     {"moe 384 top-6 K=3 m=16", 0, ""},
     {"moe 384 top-6 K=3 m=1536", 5000, ""},
-    {"gemm mul1 m=4096", -1, "70 % of cuBLAS bf16 at the shape"},
+    {"moe 384 top-6 K=3 m=64", 0, ""},
+    {"moe 384 top-6 K=3 m=4096", 0, ""},
+    {"gemm mul1 5120x2304 K=3 m=64", 0, ""},
+    {"gemm mul1 5120x2304 K=3 m=1024", 0, ""},
+    {"gemm mul1 5120x2304 K=3 m=4096", 180, ""}, // 70 % of cuBLAS bf16, which takes 126 us
+    {"gemm mul1 16384x16384 K=3 m=64", 0, ""},
+    {"gemm mul1 16384x16384 K=3 m=1024", 0, ""},
+    {"gemm mul1 16384x16384 K=3 m=4096", 4540, ""}, // 3.18 ms
+    {"gemm mul1 1280x32768 K=5 m=64", 0, ""},
+    {"gemm mul1 1280x32768 K=5 m=1024", 0, ""},
+    {"gemm mul1 1280x32768 K=5 m=4096", 814, ""}, // 0.57 ms
     {"sampler 129280 top_p m=1", 0, ""},
     {"sampler 129280 top_p m=8", 60, ""},
     {"20 layers m=1", 2200, ""},

@@ -117,6 +117,10 @@ enum class quantiser : uint8_t {
 }; // model.md 2.7: QDQ_fp8, QDQ_fp4_e8m0_32, QDQ_fp4_e4m3_16
 enum class engram_format : uint8_t { fp8, mxint4, mxint3, bf16 }; // exl3.md 14.1, 14.3, 14.4; bf16: no scales
 
+// What a row is computed for (design.md section 6). Sums of the two classes differ in low bits; within a class the bits
+// of a row do not depend on how many rows share the call.
+enum class row_class : uint8_t { decode, prefill };
+
 // A captured sequence of operations with fixed arguments.
 class graph {
 public:
@@ -137,6 +141,9 @@ public:
   virtual void download(void* to, tensor from, int64_t size_bytes) = 0;     // waits for all work before it
   virtual std::unique_ptr<matrix> load(const stored_matrix&) = 0; // throws std::runtime_error naming the tensor
   virtual std::unique_ptr<expert_set> load_experts(std::span<const stored_expert>, int32_t first) = 0;
+
+  // Of all rows of the calls that follow; `decode` at first. The host has one class for everything.
+  virtual void set_row_class(row_class) {}
 
   // Rows and tables.
   virtual void embed(tensor y, tensor table, int64_t first_id,

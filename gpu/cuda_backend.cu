@@ -48,6 +48,7 @@ public:
     name_ = "cuda " + std::to_string(device_) + ", " + properties.name;
     lane_.on = stream_.get();
     lane_.n_multiprocessors = properties.multiProcessorCount;
+    lane_.has_wgmma = properties.major == 9 && properties.minor == 0;
     lane_.scratch_bytes = c.scratch_bytes;
     lane_.scratch = memory_.take(c.scratch_bytes, "scratch", lane_.on);
     lane_.n_counters = n_lane_counters;
@@ -90,6 +91,8 @@ public:
     if (!experts.empty()) variants_.insert(variant_of(experts[0]));
     return made;
   }
+
+  void set_row_class(row_class rows) override { lane_.rows = rows; }
 
   void embed(tensor y, tensor table, int64_t first_id, tensor ids) override {
     embed_cuda(y, table, first_id, ids, lane());

@@ -2,6 +2,8 @@
 // on two streams cannot wait for each other (exl3.md 9.2 tells what happened elsewhere).
 #pragma once
 
+#include "gpu/backend.h"
+
 #include <cstddef>
 #include <cstdint>
 
@@ -20,6 +22,8 @@ struct cuda_lane {
   int32_t n_multiprocessors = 0;
   // Integer products of mul1 matrices that the self-check found wrong, bit r: rate r. The f16 form serves them.
   uint32_t parked_linears = 0, parked_experts = 0;
+  row_class rows = row_class::decode;
+  bool has_wgmma = false; // compute capability 9.0: prefill has its own kernels
 };
 
 } // namespace troupe

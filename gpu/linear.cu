@@ -1,6 +1,7 @@
 // Linears on the device: EXL3 goes to its own kernels, the rest is decoded element by element on the way.
 #include "gpu/cuda_check.cuh"
 #include "gpu/plain_weights.cuh"
+#include "gpu/trellis_gemm.h"
 #include "gpu/trellis_gemv.h"
 
 #include <algorithm>
@@ -66,7 +67,7 @@ void linear_cuda(tensor y, tensor x, const matrix_view& m, int64_t rows, int64_t
     a.n_rows = static_cast<int32_t>(rows);
     a.in = m.in;
     a.out = m.out;
-    return trellis_gemv_cuda(a, lane);
+    return lane.rows == row_class::prefill && lane.has_wgmma ? trellis_gemm_cuda(a, lane) : trellis_gemv_cuda(a, lane);
   }
   const dim3 grid((m.out + plain_warps - 1) / plain_warps,
                   static_cast<unsigned>(std::min<int64_t>((rows + plain_rows - 1) / plain_rows, 65535)));

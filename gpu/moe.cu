@@ -1,7 +1,9 @@
 // Experts on the device: runs, the products of formats that are not EXL3, and the sum over slots.
 #include "gpu/cuda_check.cuh"
+#include "gpu/moe_prefill.h"
 #include "gpu/moe_trellis.cuh"
 #include "gpu/plain_weights.cuh"
+#include "gpu/scratch_cut.h"
 
 #include <algorithm>
 
@@ -110,22 +112,6 @@ __global__ void add_kernel(float* y, const float* x, int64_t n) {
 
 unsigned blocks_of(int64_t n, int64_t a_block) { return static_cast<unsigned>((n + a_block - 1) / a_block); }
 
-// Pieces of scratch one after another, 256 bytes apart.
-class scratch_cut {
-public:
-  explicit scratch_cut(const cuda_lane& lane) : lane_(lane) {}
-  template <class T> T* take(int64_t n) {
-    T* at = reinterpret_cast<T*>(lane_.scratch + used_);
-    used_ += (n * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-    return at;
-  }
-  int64_t used() const { return used_; }
-
-private:
-  const cuda_lane& lane_;
-  int64_t used_ = 0;
-};
-
 bool uses_bytes(const cuda_expert_set& set, const cuda_lane& lane) {
   if ((lane.parked_experts >> set.gate.trellis.rate & 1U) != 0) return false;
   if ((lane.parked_experts >> set.down.trellis.rate & 1U) != 0) return false;
@@ -197,6 +183,8 @@ void experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor ids, te
   const int64_t n_rows = ids.shape[0];
   if (n_rows == 0) return;
   TROUPE_CHECK(set.n_experts <= max_set_experts, "at most 1024 experts a layer and rank");
+  if (lane.rows == row_class::prefill && lane.has_wgmma && set.is_trellis && set.n_experts > 0)
+    return prefill_experts_cuda(y, x, set, ids, weights, limit, lane);
   moe_args a;
   a.k = static_cast<int32_t>(ids.shape[1]);
   a.dim = static_cast<int32_t>(y.n_elements() / n_rows);

@@ -78,17 +78,26 @@ template <int Rate> struct lane_windows {
     return __byte_perm(piece[rate::piece(E)] << (at % 8), 0, pick);
   }
 
-  // tile: the words of one tile in shared memory.
+  // The words of this lane. tile: the words of one tile in shared memory.
+  static constexpr int n_words = 2 * n_places;
+  __device__ __forceinline__ void load(const uint32_t* tile, uint32_t (&w)[n_words]) const {
+#pragma unroll
+    for (int i = 0; i < n_words; ++i) w[i] = tile[word[i / 2][i % 2]];
+  }
   __device__ __forceinline__ void states(const uint32_t* tile, uint32_t (&s)[8]) const {
+    uint32_t w[n_words];
+    load(tile, w);
+    cut(w, s);
+  }
+  __device__ __forceinline__ void cut(const uint32_t (&w)[n_words], uint32_t (&s)[8]) const {
     uint32_t piece[rate::n_pieces];
     if constexpr (shares_words) {
-      const uint32_t w0 = tile[word[0][0]], w1 = tile[word[0][1]];
-      piece[0] = __funnelshift_l(w1, w0, shift[0]);
-      // At most 32, for which the clamping form gives w1.
-      if constexpr (rate::n_pieces == 2) piece[1] = __funnelshift_lc(w1, w0, shift[0] + rate::piece_begin(1));
+      piece[0] = __funnelshift_l(w[1], w[0], shift[0]);
+      // At most 32, for which the clamping form gives the second word.
+      if constexpr (rate::n_pieces == 2) piece[1] = __funnelshift_lc(w[1], w[0], shift[0] + rate::piece_begin(1));
     } else {
 #pragma unroll
-      for (int i = 0; i < rate::n_pieces; ++i) piece[i] = __funnelshift_l(tile[word[i][1]], tile[word[i][0]], shift[i]);
+      for (int i = 0; i < rate::n_pieces; ++i) piece[i] = __funnelshift_l(w[2 * i + 1], w[2 * i], shift[i]);
     }
     s[0] = window<0>(piece);
     s[1] = window<1>(piece);

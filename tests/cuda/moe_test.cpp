@@ -99,6 +99,32 @@ TEST_CASE("cuda experts: EXL3 of every codebook, alone and together") {
   }
 }
 
+TEST_CASE("cuda experts: EXL3 in the prefill class, alone and together") {
+  twins t;
+  t.device->set_row_class(row_class::prefill);
+  for (const auto book :
+       {stored_matrix::codebook::mul1, stored_matrix::codebook::mcg, stored_matrix::codebook::inst3}) {
+    const expert_samples s = trellis_experts(book, 6, 8, 7, 256, 384);
+    for (const int64_t rows : {1, 17, 150, 421})
+      for (const bool few : {false, true}) compare(t, name(book), s, rows, 3, few, 2e-3);
+  }
+}
+
+TEST_CASE("cuda experts: prefill with padded and wide widths, and in slabs of a small scratch") {
+  twins t, small(4 << 20);
+  for (twins* on : {&t, &small}) on->device->set_row_class(row_class::prefill);
+  expert_samples wide = trellis_experts(stored_matrix::codebook::mul1, 6, 6, 5, 128, 384);
+  compare(t, "wide", wide, 90, 3, false, 2e-3);
+  compare(small, "wide in slabs", wide, 390, 3, false, 2e-3);
+  expert_samples padded = trellis_experts(stored_matrix::codebook::mul1, 5, 7, 5, 384, 256);
+  for (stored_expert& e : padded.experts) {
+    e.gate.in = e.up.in = e.down.out = 301;
+    e.gate.out = e.up.out = e.down.in = 199;
+  }
+  padded.dim = 301;
+  compare(t, "padded", padded, 77, 3, false, 2e-3);
+}
+
 TEST_CASE("cuda experts: unpacked formats") {
   twins t;
   for (const size_t which : {size_t{1}, size_t{3}, size_t{5}}) {

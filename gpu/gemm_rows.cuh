@@ -1,0 +1,149 @@
+// Rows made ready for trellis_gemm.h: times suh, Hadamard, f16 multiples of a power of two a row.      Spec:
+// exl3.md 6.2.
+//
+// Bound by bytes: a row is read once and written once at half the width.
+#pragma once
+
+#include "gpu/trellis_block.cuh"
+#include "gpu/trellis_gemm.h"
+
+#include <algorithm>
+
+namespace troupe {
+
+constexpr int most_row_threads = 1024;
+// A warp keeps a unit of four Hadamard blocks in registers; what is wider than 16384 is read twice.
+inline int row_threads(int in) { return std::min((in / 128 + 3) / 4, most_row_threads / 32) * 32; }
+
+// Four neighbours of a row of n f32 elements, zeros behind it.
+struct row_reader {
+  const float* x;
+  int n;
+  __device__ float4 operator()(int k) const {
+    if (k + 4 <= n && reinterpret_cast<uintptr_t>(x) % 16 == 0) return *reinterpret_cast<const float4*>(x + k);
+    float4 v;
+    v.x = k < n ? x[k] : 0.0F;
+    v.y = k + 1 < n ? x[k + 1] : 0.0F;
+    v.z = k + 2 < n ? x[k + 2] : 0.0F;
+    v.w = k + 3 < n ? x[k + 3] : 0.0F;
+    return v;
+  }
+};
+
+// The largest bits of all threads of the block, in every thread. Once a kernel.
+__device__ __forceinline__ uint32_t largest_of_block(uint32_t top) {
+  __shared__ uint32_t largest[most_row_threads / 32];
+  top = __reduce_max_sync(0xFFFFFFFF, top);
+  if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = top;
+  __syncthreads();
+  for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) top = max(top, largest[i]);
+  return top;
+}
+
+// Four 128-point transforms of a warp: lanes 8 b .. 8 b + 7 hold block b, lane l of them elements 64 i + 8 l + j in
+// v[i][j]. Strides 1, 2 .. 64 as everywhere.
+__device__ __forceinline__ void four_hadamards(float (&v)[2][8], int lane) {
+#pragma unroll
+  for (int step = 1; step < 8; step *= 2)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        if ((j & step) == 0) {
+          const float low = v[i][j], high = v[i][j + step];
+          v[i][j] = low + high;
+          v[i][j + step] = low - high;
+        }
+#pragma unroll
+  for (int step = 1; step < 8; step *= 2) {
+    const float sign = (lane & step) != 0 ? -1.0F : 1.0F;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[i][j] = fmaf(sign, v[i][j], __shfl_xor_sync(0xFFFFFFFF, v[i][j], step));
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float low = v[0][j], high = v[1][j];
+    v[0][j] = low + high;
+    v[1][j] = low - high;
+  }
+}
+
+// The elements of unit `unit` (512 inputs) that a lane holds, times suh.
+template <class Read>
+__device__ __forceinline__ void read_unit(float (&v)[2][8], int unit, int in, const uint16_t* suh, const Read& read) {
+  const int lane = threadIdx.x % 32, block = unit * 4 + lane / 8;
+  const bool inside = block < in / 128;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int k = block * 128 + 64 * i + 8 * (lane % 8);
+    const float4 x[2] = {inside ? read(k) : float4{}, inside ? read(k + 4) : float4{}};
+    const uint4 s = inside ? *reinterpret_cast<const uint4*>(suh + k) : uint4{};
+    const uint32_t pairs[4] = {s.x, s.y, s.z, s.w};
+    const float values[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[i][j] = values[j] * f16_bits(static_cast<uint16_t>(pairs[j / 2] >> (j % 2 * 16)));
+  }
+}
+
+__device__ __forceinline__ uint32_t largest_of_unit(const float (&v)[2][8]) {
+  uint32_t top = 0;
+#pragma unroll
+  for (const auto& eight : v)
+#pragma unroll
+    for (const float f : eight) top = max(top, __float_as_uint(f) & 0x7FFFFFFFU);
+  return top;
+}
+
+// Whole warps: the transform of a unit times `by`. Eight lanes write 128 bytes side by side.
+__device__ __forceinline__ void write_unit(const gemm_rows& to, int64_t row, float (&v)[2][8], int unit, int in,
+                                           float by) {
+  const int lane = threadIdx.x % 32, block = unit * 4 + lane / 8, r = static_cast<int>(row % 8);
+#pragma unroll
+  for (auto& eight : v)
+#pragma unroll
+    for (float& f : eight) f *= by;
+  four_hadamards(v, lane);
+  if (block >= in / 128) return;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const __half2 two = __floats2half2_rn(v[i][2 * j] * inverse_root_128, v[i][2 * j + 1] * inverse_root_128);
+      pairs[j] = *reinterpret_cast<const uint32_t*>(&two);
+    }
+    uint8_t* atom = to.at + ((block * 2 + i) * to.groups + row / 8) * gemm_rows::atom_bytes;
+    *reinterpret_cast<uint4*>(atom + r * 128 + (lane % 8 ^ r) * 16) =
+        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+}
+
+// A block of row_threads(in) writes row `row` of `to`; `in` is a multiple of 128. read(k): elements k .. k + 3 for k %
+// 4
+// == 0.
+template <class Read>
+__device__ void transform_row(const gemm_rows& to, int64_t row, int in, const uint16_t* suh, const Read& read) {
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32, units = (in / 128 + 3) / 4;
+  float v[2][8], other[2][8];
+  read_unit(v, warp, in, suh, read);
+  uint32_t top = largest_of_unit(v);
+  for (int unit = warp + warps; unit < units; unit += warps) {
+    read_unit(other, unit, in, suh, read);
+    top = max(top, largest_of_unit(other));
+  }
+  // The largest element goes to 2^11, so that no sum of 128 of them, over sqrt(128), reaches the end of f16; what is
+  // 2^-25 of it still has all bits.
+  const float largest = __uint_as_float(largest_of_block(top));
+  const int exponent = largest > 0 && largest < INFINITY ? min(11 - ilogbf(largest), 126) : 0;
+  const float by = __int_as_float((exponent + 127) << 23);
+  if (threadIdx.x == 0) to.scale[row] = __int_as_float((127 - exponent) << 23);
+  write_unit(to, row, v, warp, in, by);
+  for (int unit = warp + warps; unit < units; unit += warps) {
+    read_unit(other, unit, in, suh, read);
+    write_unit(to, row, other, unit, in, by);
+  }
+}
+
+} // namespace troupe

@@ -1,0 +1,15 @@
+// Routed experts for prefill: pairs are sorted by expert into segments whose rows are multiplied together, so an
+// expert's weights are decoded once for up to a tile of rows.                                          Spec:
+// exl3.md 13.6.
+#pragma once
+
+#include "gpu/moe_cuda.h"
+
+namespace troupe {
+
+// As experts_cuda, for EXL3 sets on a device with wgmma. In slabs of rows that fit the lane's scratch: about 36 KB a
+// pair of the real model (x for gate and up, their products).
+void prefill_experts_cuda(tensor y, tensor x, const cuda_expert_set&, tensor ids, tensor weights, float limit,
+                          const cuda_lane&);
+
+} // namespace troupe

@@ -1,0 +1,54 @@
+// Products of many rows with EXL3 matrices, for prefill: one matrix, or segments of rows that share an expert.
+//                                                                                           Spec: exl3.md 9, 13.6.
+// Rows come transformed (gemm_rows.cuh): x * suh, Hadamard, f16 times a power of two a row. Order of sums: k ascending,
+// sixteen at a time, in one f32 accumulator; the same for every row count.
+#pragma once
+
+#include "gpu/cuda_matrix.h"
+
+namespace troupe {
+
+// Transformed rows in device memory: (in / 64, groups, 8 rows, 64) f16 with the 16-byte piece c of row r at c ^ r, as
+// tensor cores want it in shared memory, so that any run of groups is one copy per 64 inputs.
+struct gemm_rows {
+  uint8_t* at = nullptr;
+  float* scale = nullptr; // (8 groups): a row's value is scale times what is stored
+  int64_t groups = 0;
+  static constexpr int64_t atom_bytes = 1024; // eight rows of 64 inputs
+  static constexpr int64_t size_bytes(int64_t groups, int64_t in) { return groups * (in / 64) * atom_bytes; }
+};
+
+// Rows of one expert that are multiplied together; they begin at a group.
+struct row_segment {
+  int32_t expert;
+  int32_t first_group;
+  int32_t n_rows;
+};
+
+struct gemm_args {
+  // One matrix, or `parts` matrices of each expert from number first_part on (gate, up: 2 from 0; down: 1 from 2).
+  trellis_view w; // experts: widths and rate only
+  const float* bias = nullptr;
+  const matrix_view* table = nullptr;    // (n_experts, 3) in device memory; nullptr: one matrix
+  const row_segment* segments = nullptr; // in device memory
+  const int32_t* n_segments = nullptr;   // in device memory
+  int32_t parts = 1, first_part = 0;
+  gemm_rows x[2];   // for each part
+  float* y[2] = {}; // (rows, out), y_stride apart
+  int64_t y_stride = 0;
+  int32_t n_rows = 0;      // of one matrix
+  int32_t tile_rows = 256; // rows a block takes together: 32, 64, 128, 192 or 256; no segment has more
+  int32_t out = 0;         // real width
+};
+
+// One function a codebook. Devices of compute capability 9.0 only.
+void trellis_gemm_mul1(const gemm_args&, const cuda_lane&);
+void trellis_gemm_mcg(const gemm_args&, const cuda_lane&);
+void trellis_gemm_inst3(const gemm_args&, const cuda_lane&);
+void trellis_gemm_any(const gemm_args&, const cuda_lane&);
+
+// y = x W + bias for one matrix, in slabs of rows that fit the lane's scratch. gemm_rows.cu
+struct gemv_args;
+void trellis_gemm_cuda(const gemv_args&, const cuda_lane&);
+
+} // namespace troupe
