@@ -118,8 +118,7 @@ int run_serve(const loaded_config& config, const std::string& version) {
   say(fmt::format("troupe {}: listening on {}, loading", version, listener->url()));
 
   caf::actor_system_config caf_config;
-  // Two cores have enough to do with the rank and the sockets: there a second thread costs wake-ups and wins nothing.
-  configure(caf_config, std::thread::hardware_concurrency() > 2 ? 2 : 1);
+  configure(caf_config);
   caf::actor_system system(caf_config);
   runtime engine(system, s, numbers, [](const std::string&) { ::kill(::getpid(), SIGUSR1); });
   loading load(engine, *listener, system, *numbers);
