@@ -142,7 +142,12 @@ void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence
     a.cached_tokens = s.what.shares_prompt ? 0 : s.n_cached;
     a.queue_us = std::chrono::duration_cast<std::chrono::microseconds>(t->started_at - t->queued_at).count();
   }
-  if (is_first) begun_.push_back({r.id, {}, a.cached_tokens, a.queue_us});
+  if (is_first) {
+    accepted_tokens& begun = begun_.emplace_back();
+    begun.id = r.id;
+    begun.cached_tokens = a.cached_tokens;
+    begun.queue_us = a.queue_us;
+  }
   take_drafts(s, r);
   const auto& stops = s.what.sampling.stop_ids;
   size_t n = 0;
