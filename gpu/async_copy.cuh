@@ -13,6 +13,54 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// Barriers in shared memory. Before sm_90 copies are the warp's own and a barrier counts its arrivals.
+__device__ __forceinline__ void init_barrier(uint64_t* barrier, int n_arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_arrivals) : "memory");
+}
+__device__ __forceinline__ void fence_barriers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(shared_address(barrier))
+               : "memory");
+}
+// try_wait lets the thread sleep; sm_80 has test_wait alone.
+#if __CUDA_ARCH__ >= 900
+#define TROUPE_MBARRIER_WAIT "mbarrier.try_wait"
+#else
+#define TROUPE_MBARRIER_WAIT "mbarrier.test_wait"
+#endif
+__device__ __forceinline__ void wait(const uint64_t* barrier, uint32_t parity) {
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again:\n" TROUPE_MBARRIER_WAIT ".parity.shared.b64 done, [%0], %1;\n"
+               "@done bra ready;\n"
+               "bra again;\n"
+               "ready:\n"
+               "}\n" ::"r"(shared_address(barrier)),
+               "r"(parity)
+               : "memory");
+}
+#undef TROUPE_MBARRIER_WAIT
+
+// One thread: announces n_bytes of copies, then starts each. 16-byte aligned, a multiple of 16 bytes. sm_90 and later.
+__device__ __forceinline__ void expect(uint64_t* barrier, uint32_t n_bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_bytes)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t n_bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(n_bytes), "r"(shared_address(barrier))
+               : "memory");
+#endif
+}
+
 // One barrier in shared memory for what one warp waits for, once. All lanes of the warp call all functions.
 struct warp_copies {
   uint64_t* barrier;
@@ -61,59 +109,6 @@ struct warp_copies {
 #endif
   }
 };
-
-// Barriers of a ring in shared memory. Before sm_90 copies are the warp's own and a barrier counts its arrivals.
-__device__ __forceinline__ void init_barrier(uint64_t* barrier, int n_arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_arrivals) : "memory");
-}
-__device__ __forceinline__ void fence_barriers() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(shared_address(barrier))
-               : "memory");
-}
-__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("{\n"
-               ".reg .pred done;\n"
-               "again:\n"
-               "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-               "@done bra ready;\n"
-               "bra again;\n"
-               "ready:\n"
-               "}\n" ::"r"(shared_address(barrier)),
-               "r"(parity)
-               : "memory");
-#else
-  // test_wait of sm_80 takes the state of the phase; parity needs the newer form, so count by polling.
-  asm volatile("{\n"
-               ".reg .pred done;\n"
-               "again:\n"
-               "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
-               "@done bra ready;\n"
-               "bra again;\n"
-               "ready:\n"
-               "}\n" ::"r"(shared_address(barrier)),
-               "r"(parity)
-               : "memory");
-#endif
-}
-#if __CUDA_ARCH__ >= 900
-// One thread: announces n_bytes of copies, then starts one. 16-byte aligned, a multiple of 16 bytes.
-__device__ __forceinline__ void expect(uint64_t* barrier, uint32_t n_bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_bytes)
-               : "memory");
-}
-__device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t n_bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(n_bytes), "r"(shared_address(barrier))
-               : "memory");
-}
-#endif
 
 // Programmatic dependent launch: the kernel before this one in the stream has ended and its writes are seen.
 __device__ __forceinline__ void wait_for_kernel_before() {

@@ -1,5 +1,6 @@
 // y = x W for one matrix of codebook mul1, few rows: pack the rows, multiply.              Spec: exl3.md 13.2 - 13.5.
 #include "gpu/byte_product.cuh"
+#include "gpu/scratch_cut.h"
 #include "gpu/trellis_gemv.h"
 
 namespace troupe {
@@ -45,8 +46,6 @@ struct matrix_columns {
   }
 };
 
-int64_t rounded(int64_t n) { return (n + 255) / 256 * 256; }
-
 } // namespace
 
 bool byte_gemv_cuda(gemv_args a, const cuda_lane& lane) {
@@ -57,12 +56,10 @@ bool byte_gemv_cuda(gemv_args a, const cuda_lane& lane) {
   const int64_t groups = std::min<int64_t>(
       {(lane.scratch_bytes - 1024) / group_bytes, lane.n_counters / chunks, int64_t{65535}, (a.n_rows + 7) / 8});
   TROUPE_CHECK(groups > 0, "the scratch of a lane holds the sums of eight rows of any matrix");
-  std::byte* at = lane.scratch;
-  auto* slots = reinterpret_cast<int32_t*>(at);
-  at += rounded(groups * shape.slot_bytes());
-  auto* codes = reinterpret_cast<uint8_t*>(at);
-  at += rounded(groups * packed_bytes(a.w.in));
-  auto* packed = reinterpret_cast<packed_row*>(at);
+  scratch_cut cut(lane);
+  auto* slots = cut.take<int32_t>(groups * shape.slot_bytes() / 4);
+  auto* codes = cut.take<uint8_t>(groups * packed_bytes(a.w.in));
+  auto* packed = cut.take<packed_row>(groups * max_block_rows);
   const auto slab = static_cast<int32_t>(groups * 8), n_rows = a.n_rows;
   for (int32_t first = 0; first < n_rows; first += slab) {
     a.n_rows = std::min(slab, n_rows - first);

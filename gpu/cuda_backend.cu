@@ -283,11 +283,8 @@ std::vector<cuda_device_info> list_cuda_devices(std::string& why) {
   }
   for (int i = 0; i < n; ++i) {
     cudaDeviceProp p;
-    if (cudaSetDevice(i) != cudaSuccess || cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
-    size_t free_bytes = 0, total = 0;
-    cudaMemGetInfo(&free_bytes, &total);
-    devices.push_back({i, p.name, p.major, p.minor, p.multiProcessorCount, static_cast<int64_t>(total),
-                       static_cast<int64_t>(free_bytes)});
+    if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue; // takes no memory on a card that others use
+    devices.push_back({i, p.name, p.major, p.minor, p.multiProcessorCount, static_cast<int64_t>(p.totalGlobalMem)});
   }
   if (devices.empty()) why = "no device answered";
   return devices;

@@ -17,7 +17,7 @@ struct cuda_device_info {
   std::string name;             // "NVIDIA H200"
   int32_t major = 0, minor = 0; // compute capability
   int32_t n_multiprocessors = 0;
-  int64_t memory_bytes = 0, free_bytes = 0;
+  int64_t memory_bytes = 0;
 };
 std::vector<cuda_device_info> list_cuda_devices(std::string& why);
 

@@ -1,6 +1,7 @@
 // Linears on the device: EXL3 goes to its own kernels, the rest is decoded element by element on the way.
 #include "gpu/cuda_check.cuh"
 #include "gpu/plain_weights.cuh"
+#include "gpu/trellis_block.cuh"
 #include "gpu/trellis_gemm.h"
 #include "gpu/trellis_gemv.h"
 
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(32 * plain_warps)
 void trellis_gemv_cuda(gemv_args a, const cuda_lane& lane) {
   const bool is_parked = (lane.parked_linears >> a.w.rate & 1U) != 0;
   if (!is_parked && byte_gemv_cuda(a, lane)) return;
-  const int64_t chunks = a.w.out / 128, slices = (a.w.in / 128 + 4) / 5;
+  const int64_t chunks = a.w.out / 128, slices = slices_of(a.w.in);
   const int64_t groups = std::min<int64_t>(
       {lane.scratch_bytes / (chunks * slices * 8 * 128 * 4), lane.n_counters / chunks, int64_t{65535}});
   TROUPE_CHECK(groups > 0, "the scratch of a lane holds the sums of eight rows of any matrix");

@@ -1,5 +1,6 @@
 // Experts on the device: runs, the products of formats that are not EXL3, and the sum over slots.
 #include "gpu/cuda_check.cuh"
+#include "gpu/cuda_ops.h"
 #include "gpu/moe_prefill.h"
 #include "gpu/moe_trellis.cuh"
 #include "gpu/plain_weights.cuh"
@@ -103,11 +104,6 @@ __global__ void sum_slots_kernel(moe_args a) {
 __global__ void gate_kernel(float* g, const float* u, int64_t n, float limit) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < n) g[i] = gated(g[i], u[i], 1, limit);
-}
-
-__global__ void add_kernel(float* y, const float* x, int64_t n) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) y[i] += x[i];
 }
 
 unsigned blocks_of(int64_t n, int64_t a_block) { return static_cast<unsigned>((n + a_block - 1) / a_block); }
@@ -240,8 +236,7 @@ void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_vi
     gate_kernel<<<blocks_of(n * gate.out, 256), 256, 0, lane.on>>>(g.f32(), u.f32(), n * gate.out, limit);
     cuda_check_launch("gated_mlp: activation");
     linear_cuda(out, g, down, n, gate.out, down.out, rest);
-    add_kernel<<<blocks_of(n * down.out, 256), 256, 0, lane.on>>>(y.f32() + first * down.out, out.f32(), n * down.out);
-    cuda_check_launch("gated_mlp: sum");
+    add_cuda(tensor(y.f32() + first * down.out, dtype::f32, {n, down.out}), out.slice(0, n), lane);
   }
 }
 

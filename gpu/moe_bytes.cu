@@ -109,7 +109,7 @@ struct down_columns {
   }
 };
 
-int padded(int n) { return (n + 127) / 128 * 128; }
+int padded(int n) { return padded_chunks(n) * 128; }
 
 // What a product takes of moe_args::partial.
 struct run_buffers {
@@ -130,10 +130,10 @@ struct run_buffers {
 };
 
 run_buffers gate_up_buffers(const moe_args& a) {
-  return {a, padded(a.dim), 2, static_cast<int64_t>(most_runs(a)) * (padded(a.width) / 128) * 2};
+  return {a, padded(a.dim), 2, static_cast<int64_t>(most_runs(a)) * padded_chunks(a.width) * 2};
 }
 run_buffers down_buffers(const moe_args& a) {
-  return {a, padded(a.width), 1, static_cast<int64_t>(most_runs(a)) * (padded(a.dim) / 128)};
+  return {a, padded(a.width), 1, static_cast<int64_t>(most_runs(a)) * padded_chunks(a.dim)};
 }
 
 } // namespace
@@ -150,7 +150,7 @@ void moe_gate_up_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
   const run_buffers b = gate_up_buffers(a);
   pack_runs_kernel<0><<<dim3(a.rows * a.k, 2), pack_threads, 0, on>>>(a, b.codes);
   cuda_check_launch("experts: pack");
-  const gate_up_columns columns{a, b.codes, padded(a.width) / 128, rate};
+  const gate_up_columns columns{a, b.codes, padded_chunks(a.width), rate};
   with_rate<stored_matrix::codebook::mul1>(
       rate, [&]<int Rate>() { launch_byte_product<Rate>(columns, b.shape, 1, b.slots, a.counters, on); });
 }
@@ -159,7 +159,7 @@ void moe_down_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
   const run_buffers b = down_buffers(a);
   pack_runs_kernel<2><<<dim3(a.rows * a.k, 1), pack_threads, 0, on>>>(a, b.codes);
   cuda_check_launch("experts: pack");
-  const down_columns columns{a, b.codes, padded(a.dim) / 128, rate};
+  const down_columns columns{a, b.codes, padded_chunks(a.dim), rate};
   with_rate<stored_matrix::codebook::mul1>(
       rate, [&]<int Rate>() { launch_byte_product<Rate>(columns, b.shape, 1, b.slots, a.counters, on); });
 }

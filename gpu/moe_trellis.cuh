@@ -91,7 +91,6 @@ __global__ void __launch_bounds__(256, 2) moe_down_kernel(moe_args a) {
   }
 }
 
-inline int padded_chunks(int n) { return (n + 127) / 128; }
 template <class Kernel>
 void launch_moe(const Kernel& kernel, int bytes, int chunks, int parts, const moe_args& a, cuda_stream on) {
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),

@@ -1,5 +1,5 @@
 // Products of the prefill class on the device against the host's, and what a row may not depend on inside the class.
-#include "tests/cuda/stored_samples.h"
+#include "tests/cuda/linear_cases.h"
 #include "tests/cuda/twins.h"
 
 #include <fmt/format.h>
@@ -88,16 +88,7 @@ TEST_CASE("cuda gemm: padded widths, many chunks, many items a block and a bias"
 
 TEST_CASE("cuda gemm: small scratch works in slabs and gives the same bits") {
   prefill_twins large, small(1 << 20);
-  const stored_sample w = trellis_sample(stored_matrix::codebook::mcg, 8, 768, 1024, 5);
-  std::vector<float> of[2];
-  int i = 0;
-  for (twins* t : {static_cast<twins*>(&large), static_cast<twins*>(&small)}) {
-    const auto m = t->device->load(w.m);
-    const twin_tensor x = t->floats({1377, 768}, 2), y = t->output({1377, 1024});
-    t->device->linear(y.device, x.device, *m);
-    of[i++] = t->read_device(y);
-  }
-  CHECK(std::memcmp(of[0].data(), of[1].data(), of[0].size() * 4) == 0);
+  slabs_give_the_same_bits(large, small, trellis_sample(stored_matrix::codebook::mcg, 8, 768, 1024, 5), 1377);
 }
 
 TEST_CASE("cuda gemm: a value that is no number stays in its row, tiny and huge rows keep their precision") {
@@ -121,18 +112,5 @@ TEST_CASE("cuda gemm: a value that is no number stays in its row, tiny and huge 
 
 TEST_CASE("cuda gemm: groups of one row lie side by side") {
   prefill_twins t;
-  std::vector<stored_sample> w;
-  std::vector<std::unique_ptr<matrix>> host, device;
-  std::vector<const matrix*> host_view, device_view;
-  for (unsigned g = 0; g < 3; ++g) {
-    w.push_back(trellis_sample(stored_matrix::codebook::mul1, 10, 256, 128, 20 + g));
-    host.push_back(t.host->load(w.back().m));
-    device.push_back(t.device->load(w.back().m));
-    host_view.push_back(host.back().get());
-    device_view.push_back(device.back().get());
-  }
-  const twin_tensor x = t.floats({70, 3, 256}, 4), y = t.output({70, 3, 128});
-  t.host->linear_grouped(y.host, x.host, host_view);
-  t.device->linear_grouped(y.device, x.device, device_view);
-  t.near_rms("gemm linear_grouped", y, packed_bound);
+  groups_lie_side_by_side(t, "gemm linear_grouped", 70, packed_bound);
 }

@@ -1,6 +1,6 @@
 // Linears of every stored form on the device against the host's, and what a row may not depend on.
 #include "gpu/formats.h"
-#include "tests/cuda/stored_samples.h"
+#include "tests/cuda/linear_cases.h"
 #include "tests/cuda/twins.h"
 
 #include <fmt/format.h>
@@ -61,16 +61,7 @@ TEST_CASE("cuda linear: unpacked formats equal the host's up to the order of sum
 
 TEST_CASE("cuda linear: small scratch works in slabs and gives the same bits") {
   twins large, small(24 << 20);
-  const stored_sample w = trellis_sample(stored_matrix::codebook::mul1, 8, 768, 1024, 5);
-  std::vector<float> of[2];
-  int i = 0;
-  for (twins* t : {&large, &small}) {
-    const auto m = t->device->load(w.m);
-    const twin_tensor x = t->floats({77, 768}, 2), y = t->output({77, 1024});
-    t->device->linear(y.device, x.device, *m);
-    of[i++] = t->read_device(y);
-  }
-  CHECK(std::memcmp(of[0].data(), of[1].data(), of[0].size() * 4) == 0);
+  slabs_give_the_same_bits(large, small, trellis_sample(stored_matrix::codebook::mul1, 8, 768, 1024, 5), 77);
 }
 
 TEST_CASE("cuda linear: a value that is no number stays in its row") {
@@ -88,20 +79,7 @@ TEST_CASE("cuda linear: a value that is no number stays in its row") {
 
 TEST_CASE("cuda linear: groups of one row lie side by side") {
   twins t;
-  std::vector<stored_sample> w;
-  std::vector<std::unique_ptr<matrix>> host, device;
-  std::vector<const matrix*> host_view, device_view;
-  for (unsigned g = 0; g < 3; ++g) {
-    w.push_back(trellis_sample(stored_matrix::codebook::mul1, 10, 256, 128, 20 + g));
-    host.push_back(t.host->load(w.back().m));
-    device.push_back(t.device->load(w.back().m));
-    host_view.push_back(host.back().get());
-    device_view.push_back(device.back().get());
-  }
-  const twin_tensor x = t.floats({9, 3, 256}, 4), y = t.output({9, 3, 128});
-  t.host->linear_grouped(y.host, x.host, host_view);
-  t.device->linear_grouped(y.device, x.device, device_view);
-  t.near_rms("linear_grouped", y, packed_bound);
+  groups_lie_side_by_side(t, "linear_grouped", 9, packed_bound);
 }
 
 TEST_CASE("cuda memory: what does not fit is refused by name and leaves everything as it was") {
