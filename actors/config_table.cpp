@@ -24,6 +24,7 @@ const setting table[] = {
     {"ranks", &settings::ranks, "Tensor-parallel ranks in this process.", 1, 64},
     {"threads", &settings::threads, "Compute threads of all ranks together; 0: as many as there are cores.", 0, 1024},
     {"io_threads", &settings::io_threads, "Threads that serve sockets.", 1, 64},
+    {"cuda_graph_rows", &settings::cuda_graph_rows, "Rows up to which a CUDA device replays decode steps from graphs captured at the start; 0: none.", 0, 64},
 
     {"max_running", &settings::max_running, "Sequences that advance together in one step.", 1, 4096, {}, 1, false, "Limits"},
     {"max_queue", &settings::max_queue, "Requests that may wait; one more is answered 429.", 0, 1 << 20},

@@ -128,6 +128,11 @@ rank_actor::behavior_type behave(self_pointer self, rank_config config, std::sha
         TROUPE_CHECK(plan.step == ++s.last_step, "all ranks get the same steps in the same order");
         TROUPE_CHECK(s.parts.weights, "system sends no step before every rank has loaded");
         auto result = run_step(self, config, *records, ready);
+        if (config.rank == 0) {
+          const auto launches = s.parts.weights->counts();
+          numbers->graph_replays = launches.replayed;
+          numbers->graph_misses = launches.launched;
+        }
         send_orders(self, ready.placed);
         if (s.scheduler) self->send(s.scheduler, std::move(result));
       },

@@ -19,6 +19,7 @@ struct settings {
   int32_t ranks = 1;
   int32_t threads = 0; // host compute threads of all ranks together; 0 in the file means the cores
   int32_t io_threads = 1;
+  int32_t cuda_graph_rows = 64; // decode steps of up to so many rows are captured at the start; 0: none
 
   // limits
   int32_t max_running = 64;     // sequences in one step

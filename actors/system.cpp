@@ -170,7 +170,10 @@ rank_parts runtime::impl::make_rank(int32_t rank, const batch_limits& limits) {
     for (const auto& l : loaded) sum += l;
     numbers->progress = sum / static_cast<double>(loaded.size());
   });
-  if (c.backend == "cuda") check_kernels(*p.device, *numbers);
+  if (c.backend == "cuda") {
+    check_kernels(*p.device, *numbers);
+    p.weights->capture_steps(c.cuda_graph_rows); // of the kernels that are left in use
+  }
   return p;
 }
 

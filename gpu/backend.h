@@ -156,6 +156,10 @@ public:
       tensor rings, tensor x,
       const step_rows&) = 0; // x (R, dim) -> [slot][position % ring]; only the last `ring` rows of a sequence land
 
+  virtual void arg_max(tensor ids, tensor x, tensor x_rows,
+                       tensor y) = 0; // ids (R) i32: where x[x_rows[i]] + y[i] is largest, y (R, width) f32, the
+                                      // lowest of equals; a sum that is no number counts as the least
+
   // Arithmetic on rows.
   virtual void rms_norm(tensor y, tensor x, tensor weight, float eps) = 0; // y may be x
   virtual void linear(tensor y, tensor x, const matrix&) = 0;              // x (R, in), y (R, out) f32 or activation
@@ -206,7 +210,9 @@ public:
   virtual void silu_mul(tensor y, tensor gate_up) = 0; // y (n, w) = silu(g) * u, gate_up (n, 2 w), gate first
 
   // Graphs: host capture keeps the closure, replay calls it.
-  virtual std::unique_ptr<graph> capture(std::function<void()> work) = 0;
+  virtual bool
+  can_capture() const = 0; // false: an operation of a step needs the host (a collective through its memory)
+  virtual std::unique_ptr<graph> capture(std::function<void()> work) = 0; // `work` has no effect before replay
   virtual void replay(graph&) = 0;
 
   // Collectives over the rank group; no-ops for one rank.

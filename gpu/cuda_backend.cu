@@ -100,6 +100,7 @@ public:
   void copy_rows(tensor y, tensor y_rows, tensor x, tensor x_rows) override {
     copy_rows_cuda(y, y_rows, x, x_rows, lane());
   }
+  void arg_max(tensor ids, tensor x, tensor x_rows, tensor y) override { arg_max_cuda(ids, x, x_rows, y, lane()); }
   void scatter_entries(tensor cache, tensor x, tensor entries, const step_rows& rows) override {
     scatter_entries_cuda(cache, x, entries, rows, lane());
   }
@@ -176,6 +177,7 @@ public:
   void gelu(tensor x) override { gelu_cuda(x, lane()); }
   void silu_mul(tensor y, tensor gate_up) override { silu_mul_cuda(y, gate_up, lane()); }
 
+  bool can_capture() const override { return n_ranks() == 1; }
   std::unique_ptr<graph> capture(std::function<void()> work) override {
     cudaGraph_t recorded = nullptr;
     cuda_check(cudaStreamBeginCapture(lane().on, cudaStreamCaptureModeThreadLocal), "capture");

@@ -18,6 +18,9 @@ void add_cuda(tensor y, tensor x, const cuda_lane&);
 void scale_cuda(tensor x, float by, const cuda_lane&);
 void spread_cuda(tensor h, tensor x, const cuda_lane&);
 
+// arg_max.cu
+void arg_max_cuda(tensor ids, tensor x, tensor x_rows, tensor y, const cuda_lane&);
+
 // norm.cu, mix.cu, formats.cu
 void rms_norm_cuda(tensor y, tensor x, tensor weight, float eps, const cuda_lane&);
 void mix_coefficients_cuda(const mix_args&, tensor z, const cuda_lane&); // z (R, (2 + M) M) = fn v, not yet normed

@@ -13,6 +13,7 @@
 #include "gpu/topk.h"
 #include "gpu/vision_ops.h"
 
+#include <cmath>
 #include <cstring>
 #include <fmt/format.h>
 #include <stdexcept>
@@ -99,6 +100,22 @@ void host_backend::copy_rows(tensor y, tensor y_rows, tensor x, tensor x_rows) {
     const int64_t to = y_rows ? y_rows.i32()[i] : i, from = x_rows ? x_rows.i32()[i] : i;
     TROUPE_CHECK(to >= 0 && to < y.rows() && from >= 0 && from < x.rows(), "copied rows lie inside their tensors");
     std::memcpy(y.data + to * bytes, x.data + from * bytes, static_cast<size_t>(bytes));
+  }
+}
+
+void host_backend::arg_max(tensor ids, tensor x, tensor x_rows, tensor y) {
+  const int64_t width = y.row_elements();
+  TROUPE_CHECK(ids.n_elements() == y.rows() && x_rows.n_elements() >= y.rows() && x.row_elements() == width,
+               "every sum has a row of both terms");
+  for (int64_t i = 0; i < y.rows(); ++i) {
+    const int64_t row = x_rows.i32()[i];
+    TROUPE_CHECK(row >= 0 && row < x.rows(), "rows lie inside their tensors");
+    const float *a = x.f32() + row * width, *b = y.f32() + i * width;
+    int64_t best = 0;
+    float most = -HUGE_VALF;
+    for (int64_t v = 0; v < width; ++v)
+      if (const float sum = a[v] + b[v]; sum > most) most = sum, best = v;
+    ids.i32()[i] = static_cast<int32_t>(best);
   }
 }
 

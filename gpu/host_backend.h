@@ -28,6 +28,7 @@ public:
 
   void embed(tensor y, tensor table, int64_t first_id, tensor ids) override;
   void copy_rows(tensor y, tensor y_rows, tensor x, tensor x_rows) override;
+  void arg_max(tensor ids, tensor x, tensor x_rows, tensor y) override;
   void scatter_entries(tensor cache, tensor x, tensor entries, const step_rows&) override;
   void write_rings(tensor rings, tensor x, const step_rows&) override;
 
@@ -63,6 +64,7 @@ public:
   void gelu(tensor x) override;
   void silu_mul(tensor y, tensor gate_up) override;
 
+  bool can_capture() const override { return true; }
   std::unique_ptr<graph> capture(std::function<void()> work) override;
   void replay(graph&) override;
 

@@ -75,6 +75,12 @@ struct draft_tokens {
   std::vector<float> confidence; // estimated probability that the guess is right when those before it are
 };
 
+// Steps whose rows are all generated or guessed, and rounds of guesses, by how they were launched.
+struct step_counts {
+  int64_t replayed = 0; // from a captured graph
+  int64_t launched = 0; // operation by operation, though capture_steps was called
+};
+
 enum class prefill_mode : uint8_t { exact, tail };
 
 struct model_options {
@@ -99,6 +105,11 @@ public:
   // forward ran for the slot and that was kept; rows of wrong guesses may lie above it.
   virtual bool can_draft() const { return false; }
   virtual draft_tokens draft_next(std::span<const draft_request>) { return {}; }
+  // Captures the device work of every step of up to `max_rows` generated rows and of its guesses; those steps are
+  // replayed from then on. To be called before the first step: slot 0 and block 0 are written. Without an effect
+  // where the backend cannot capture (several ranks that meet in host memory).
+  virtual void capture_steps(int32_t /*max_rows*/) {}
+  virtual step_counts counts() const { return {}; }
   // The handle stays valid until drop_image. The vision tower runs in the first step that shows the image, perhaps
   // again in a later one. Throws std::runtime_error when the image does not fit the model.
   virtual int32_t take_image(planned_image) = 0;

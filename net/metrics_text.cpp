@@ -148,6 +148,10 @@ void add_own(family_list& out, const counters& n, const http_counts& http) {
   for (const std::string& kernel : parked_kernels(n))
     out.gauge("troupe_kernel_parked", "1: the self-check found the kernel wrong, another form serves its matrices.", 1,
               {{"kernel", kernel}});
+  out.counter("troupe_graph_replays_total", "Decode steps and rounds of drafts replayed from a CUDA graph.",
+              static_cast<double>(n.graph_replays));
+  out.counter("troupe_graph_misses_total", "Those launched kernel by kernel although graphs were captured.",
+              static_cast<double>(n.graph_misses));
   out.counter("troupe_steps_total", "Steps run.", static_cast<double>(n.steps));
   out.counter("troupe_rows_total", "Rows run.", static_cast<double>(n.rows));
   out.counter("troupe_turns_total", "Turns that began.", static_cast<double>(n.turns));

@@ -17,6 +17,17 @@ drafter::drafter(backend& be, const config& c, draft_weights w, vocabulary_ends&
   markov_ = be.allocate(be.activation_type(), {max_sequences, c.draft.markov_rank}, "Markov rows");
   markov_ids_ = be.allocate(dtype::i32, {max_sequences}, "Markov ids");
   bias_.resize(static_cast<size_t>(max_sequences * c.vocabulary));
+  const int64_t block = c.draft.block;
+  guesses_ = be.allocate(dtype::i32, {(block + 1) * max_sequences}, "guesses");
+  if (!can_guess()) return;
+  part_ = std::min(ends.piece() / block, max_sequences);
+  guess_confidence_ = be.allocate(dtype::f32, {block * max_sequences}, "confidence of guesses");
+  part_bias_ = be.allocate(dtype::f32, {part_, c.vocabulary}, "Markov logits");
+  part_rows_ = be.allocate(dtype::i32, {block, part_}, "rows of guesses");
+  std::vector<int32_t> rows;
+  for (int64_t j = 0; j < block; ++j)
+    for (int64_t s = 0; s < part_; ++s) rows.push_back(static_cast<int32_t>(s * block + j));
+  be.upload(part_rows_, rows.data(), part_rows_.size_bytes());
 }
 
 void drafter::add_context(step_context& ctx, std::span<const layer_cache> stages) {
@@ -39,7 +50,8 @@ draft_result drafter::draft(step_context& ctx, std::span<const layer_cache> stag
   const auto n = static_cast<int64_t>(anchors.size()) * c_.draft.block;
   draft_result out;
   if (n == 0) return out;
-  run_stages(ctx, stages, anchors);
+  upload(anchors);
+  run_stages(ctx, stages, n);
   const tensor hidden = ctx.b.x.slice(0, n), normed = normed_.slice(0, n);
   ctx.layer = -1;
   ctx.show("draft_hidden", hidden);
@@ -58,19 +70,25 @@ draft_result drafter::draft(step_context& ctx, std::span<const layer_cache> stag
   return out;
 }
 
-void drafter::run_stages(step_context& ctx, std::span<const layer_cache> stages,
-                         std::span<const draft_anchor> anchors) {
+void drafter::upload(std::span<const draft_anchor> anchors) {
   columns_.clear();
-  for (const draft_anchor& a : anchors)
+  ids_.clear();
+  for (const draft_anchor& a : anchors) {
+    ids_.push_back(a.token);
     for (int32_t j = 0, first = static_cast<int32_t>(columns_.n()); j < c_.draft.block; ++j)
       columns_.add({.id = j == 0 ? a.token : c_.draft.noise_id,
                     .slot = a.slot,
                     .position = a.position + j,
                     .first_row = first,
                     .floor = a.floor});
-  ctx.rows = columns_.upload({});
+  }
+  columns_.upload();
+  be_.upload(guesses_, ids_.data(), static_cast<int64_t>(ids_.size()) * 4);
+}
+
+void drafter::run_stages(step_context& ctx, std::span<const layer_cache> stages, int64_t n) {
+  ctx.rows = columns_.view(n, {});
   ctx.drafting = true;
-  const int64_t n = ctx.rows.n;
   const tensor x = ctx.b.x.slice(0, n);
   ends_.embed(x, ctx.rows.ids);
   ctx.h = ctx.b.h.slice(0, n);
@@ -107,6 +125,46 @@ void drafter::add_markov(step_context&, std::span<const draft_anchor> anchors, c
       out.tokens[at] = previous[s] = choose(s, static_cast<int32_t>(j), logits);
     }
   }
+}
+
+void drafter::guess(step_context& ctx, std::span<const layer_cache> stages, int64_t n) {
+  const int64_t n_rows = n * c_.draft.block;
+  run_stages(ctx, stages, n_rows);
+  const tensor hidden = ctx.b.x.slice(0, n_rows);
+  be_.rms_norm(normed_.slice(0, n_rows), hidden, w_.norm, c_.eps);
+  be_.linear(confidence_.slice(0, n_rows), hidden, *w_.confidence_x);
+  for (int64_t first = 0; first < n; first += part_) guess_part(n, first, std::min(part_, n - first));
+}
+
+// Sequences [first, first + n_part) of n: the logits of their blocks, then step by step.
+void drafter::guess_part(int64_t n, int64_t first, int64_t n_part) {
+  const int64_t block = c_.draft.block;
+  const tensor logits = ends_.project(ends_.head(), normed_.slice(first * block, n_part * block));
+  const tensor e = markov_.slice(0, n_part), bias = part_bias_.slice(0, n_part);
+  for (int64_t j = 0; j < block; ++j) {
+    be_.embed(e, w_.markov_embed, 0, guesses_.slice(j * n + first, n_part));
+    be_.linear(bias, e, *w_.markov_head);
+    be_.linear(guess_confidence_.slice(j * n + first, n_part), e, *w_.confidence_e);
+    be_.arg_max(guesses_.slice((j + 1) * n + first, n_part), logits, part_rows_.slice(j, 1).reshape({part_}), bias);
+  }
+}
+
+draft_tokens drafter::fetch(int64_t n) {
+  const auto block = static_cast<size_t>(c_.draft.block), sequences = static_cast<size_t>(n);
+  draft_tokens out;
+  ids_.resize((block + 1) * sequences);
+  parts_.resize(block * sequences);
+  out.ids.resize(block * sequences);
+  out.confidence.resize(block * sequences);
+  be_.download(ids_.data(), guesses_, static_cast<int64_t>(ids_.size()) * 4);
+  be_.download(parts_.data(), guess_confidence_, static_cast<int64_t>(parts_.size()) * 4);
+  be_.download(out.confidence.data(), confidence_, static_cast<int64_t>(out.confidence.size()) * 4);
+  for (size_t s = 0; s < sequences; ++s)
+    for (size_t j = 0; j < block; ++j) {
+      out.ids[s * block + j] = ids_[(j + 1) * sequences + s];
+      out.confidence[s * block + j] += parts_[j * sequences + s];
+    }
+  return out;
 }
 
 } // namespace troupe::deepseek_v41

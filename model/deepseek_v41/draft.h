@@ -4,6 +4,7 @@
 
 #include "model/deepseek_v41/block.h"
 #include "model/deepseek_v41/vocabulary.h"
+#include "model/model.h"
 
 #include <functional>
 #include <span>
@@ -40,8 +41,16 @@ public:
   draft_result draft(step_context& ctx, std::span<const layer_cache> stages, std::span<const draft_anchor> anchors,
                      const draft_choice& choose);
 
+  // Greedy blocks for `n` anchors without the host in between: upload, then the device work (which may be captured),
+  // then ids and raw confidence. Several ranks share the vocabulary and meet at every token: they draft() instead.
+  bool can_guess() const { return be_.n_ranks() == 1 && ends_.piece() >= c_.draft.block; }
+  void upload(std::span<const draft_anchor> anchors);
+  void guess(step_context& ctx, std::span<const layer_cache> stages, int64_t n);
+  draft_tokens fetch(int64_t n);
+
 private:
-  void run_stages(step_context& ctx, std::span<const layer_cache> stages, std::span<const draft_anchor> anchors);
+  void run_stages(step_context& ctx, std::span<const layer_cache> stages, int64_t n_rows);
+  void guess_part(int64_t n, int64_t first, int64_t n_part);
   void add_markov(step_context& ctx, std::span<const draft_anchor> anchors, const draft_choice& choose,
                   draft_result& out);
 
@@ -54,6 +63,15 @@ private:
   tensor confidence_;          // (rows, 1) f32
   tensor markov_, markov_ids_; // (sequences, rank), (sequences) i32
   std::vector<float> bias_;
+
+  // Of guess(): step 0 is the anchors' tokens.
+  int64_t part_ = 0;         // sequences whose logits fit into one piece
+  tensor guesses_;           // ((block + 1) * sequences) i32: step by step, n each
+  tensor guess_confidence_;  // (block * sequences) f32, the same way
+  tensor part_rows_;         // (block, part) i32: row of sequence s at step j among the part's logits
+  tensor part_bias_;         // (part, vocabulary) f32
+  std::vector<int32_t> ids_; // host
+  std::vector<float> parts_; // host
 };
 
 } // namespace troupe::deepseek_v41

@@ -4,7 +4,6 @@
 #include "model/deepseek_v41/snapshot.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -45,7 +44,9 @@ model_v41::model_v41(backend& be, const model_options& options, const load_progr
   tail_columns_.emplace(be, max_rows_, "tail rows of a step");
   const int64_t max_blocks = std::min(options.n_blocks, (info_.context + info_.block_tokens - 1) / info_.block_tokens);
   block_tables_ = be.allocate(dtype::i32, {options.max_sequences, max_blocks}, "block tables");
-  row_index_ = be.allocate(dtype::i32, {max_rows_}, "row index");
+  tail_index_ = be.allocate(dtype::i32, {max_rows_}, "row index");
+  head_index_ = be.allocate(dtype::i32, {max_rows_}, "row index");
+  tables_host_.assign(static_cast<size_t>(options.max_sequences * max_blocks), 0);
   head_input_ = be.allocate(be.activation_type(), {max_rows_, config_.dim}, "head input");
   floor_.resize(static_cast<size_t>(options.max_sequences));
   newest_.resize(static_cast<size_t>(options.max_sequences));
@@ -82,16 +83,20 @@ void model_v41::observe(observer seen, int64_t max_entries) {
 std::span<const float> model_v41::forward(std::span<const sequence_rows> sequences,
                                           std::span<const std::byte> records) {
   plan_rows(sequences);
-  if (all_columns_->n() == 0) return {};
-  const int64_t width = static_cast<int64_t>(sequences.size());
-  const tensor tables = block_tables_.slice(0, width);
-  be_.upload(tables, tables_host_.data(), tables.size_bytes());
-  ctx_.rows = all_columns_->upload(tables);
-  ctx_.drafting = false;
-  upload_records(records, ctx_.rows.n);
-  embed_rows();
-  run_layers();
-  return read_logits();
+  const int64_t n = all_columns_->n();
+  if (n == 0) return {};
+  upload_inputs(records);
+  int64_t n_wanted = 0;
+  for (const wanted_logits& w : wanted_) n_wanted += w.n;
+  const bool is_step = decodes_only_ && n_wanted > 0;
+  if (is_step && n < static_cast<int64_t>(step_graphs_.size()) && !ctx_.seen) {
+    be_.replay(*step_graphs_[static_cast<size_t>(n)]);
+    ++counts_.replayed;
+  } else {
+    run_step(n, tail_columns_->n(), n_wanted);
+    if (is_step && !step_graphs_.empty()) ++counts_.launched;
+  }
+  return read_logits(n_wanted);
 }
 
 void model_v41::plan_rows(std::span<const sequence_rows> sequences) {
@@ -100,13 +105,25 @@ void model_v41::plan_rows(std::span<const sequence_rows> sequences) {
   tail_rows_.clear();
   step_images_.clear();
   wanted_.clear();
-  const auto n = static_cast<int64_t>(sequences.size()), width = block_tables_.shape[1];
-  TROUPE_CHECK(n <= options_.max_sequences, "a step has at most one entry for each slot");
-  tables_host_.assign(static_cast<size_t>(n * width), 0);
-  for (int32_t i = 0; i < n; ++i) plan_sequence(sequences[static_cast<size_t>(i)], i);
+  decodes_only_ = true;
+  TROUPE_CHECK(static_cast<int64_t>(sequences.size()) <= options_.max_sequences,
+               "a step has at most one entry for each slot");
+  for (const sequence_rows& s : sequences) plan_sequence(s);
 }
 
-void model_v41::plan_sequence(const sequence_rows& s, int32_t index) {
+// A slot's row of the block tables, as far as it changed.
+void model_v41::plan_table(int32_t slot, std::span<const int32_t> blocks) {
+  const int64_t first = slot * block_tables_.shape[1];
+  const auto held = tables_host_.begin() + first;
+  const auto at = std::mismatch(blocks.begin(), blocks.end(), held).first;
+  if (at == blocks.end()) return;
+  std::copy(at, blocks.end(), held + (at - blocks.begin()));
+  const int64_t from = first + (at - blocks.begin()), n = blocks.end() - at;
+  const tensor changed(block_tables_.i32() + from, dtype::i32, {n});
+  be_.upload(changed, tables_host_.data() + from, changed.size_bytes());
+}
+
+void model_v41::plan_sequence(const sequence_rows& s) {
   const auto n = static_cast<int64_t>(s.tokens.size()), width = block_tables_.shape[1];
   const int64_t end = s.start + n;
   TROUPE_CHECK(s.slot >= 0 && s.slot < options_.max_sequences, "a slot number is below max_sequences");
@@ -114,7 +131,8 @@ void model_v41::plan_sequence(const sequence_rows& s, int32_t index) {
                    static_cast<int64_t>(s.blocks.size()) * info_.block_tokens >= end,
                "a block table covers its rows and fits the context");
   for (const int32_t b : s.blocks) TROUPE_CHECK(b >= 0 && b < options_.n_blocks, "a block number is below n_blocks");
-  std::copy(s.blocks.begin(), s.blocks.end(), tables_host_.begin() + index * width);
+  plan_table(s.slot, s.blocks);
+  if (s.start < s.n_prompt) decodes_only_ = false;
 
   const bool tail = options_.prefill == prefill_mode::tail && s.n_prompt > 0;
   const int64_t first_late = tail ? std::max<int64_t>(s.n_prompt - options_.tail_tokens, 0) : 0;
@@ -137,7 +155,7 @@ void model_v41::plan_sequence(const sequence_rows& s, int32_t index) {
                .slot = s.slot,
                .position = s.start + i,
                .first_row = first_row,
-               .table = index};
+               .table = s.slot};
     r.in_image = std::any_of(s.images.begin(), s.images.end(), [&](const image_span& image) {
       return r.position >= image.start && r.position < image.start + int64_t{image.grid_h} * (image.grid_w + 1) + 2;
     });
@@ -151,6 +169,20 @@ void model_v41::plan_sequence(const sequence_rows& s, int32_t index) {
   TROUPE_CHECK(s.n_logits >= 0 && s.n_logits <= tail_columns_->n() - first_tail,
                "logits are of rows that all layers ran on");
   if (s.n_logits > 0) wanted_.push_back({tail_columns_->n() - s.n_logits, s.n_logits});
+}
+
+void model_v41::upload_inputs(std::span<const std::byte> records) {
+  all_columns_->upload();
+  if (options_.prefill == prefill_mode::tail) {
+    tail_columns_->upload();
+    be_.upload(tail_index_, tail_rows_.data(), static_cast<int64_t>(tail_rows_.size()) * 4);
+  }
+  upload_records(records, all_columns_->n());
+  index_.clear();
+  for (const wanted_logits& w : wanted_)
+    for (int64_t i = 0; i < w.n; ++i) index_.push_back(static_cast<int32_t>(w.first_row + i));
+  index_.resize(static_cast<size_t>(tail_columns_->n())); // captured work runs the head on every row
+  be_.upload(head_index_, index_.data(), static_cast<int64_t>(index_.size()) * 4);
 }
 
 void model_v41::upload_records(std::span<const std::byte> records, int64_t n_rows) {
@@ -176,6 +208,14 @@ void model_v41::upload_records(std::span<const std::byte> records, int64_t n_row
   be_.upload(order, index_.data(), order.size_bytes());
 }
 
+void model_v41::run_step(int64_t n, int64_t n_late, int64_t n_wanted) {
+  ctx_.rows = all_columns_->view(n, block_tables_);
+  ctx_.drafting = false;
+  embed_rows();
+  run_layers(n_late);
+  if (ctx_.rows.n > 0 && (n_wanted > 0 || ctx_.seen)) run_head(n_wanted);
+}
+
 void model_v41::embed_rows() {
   const int64_t n = ctx_.rows.n;
   const tensor x = buffers_.x.slice(0, n);
@@ -195,28 +235,29 @@ void model_v41::embed_rows() {
   be_.spread(ctx_.h, x);
 }
 
-void model_v41::run_layers() {
+void model_v41::run_layers(int64_t n_late) {
   for (int32_t l = 0; l < config_.layers; ++l) {
-    if (l == config_.last_kv_source() + 1) narrow_to_tail();
+    if (l == config_.last_kv_source() + 1) narrow_to_tail(n_late);
     if (ctx_.rows.n == 0) return;
     ctx_.layer = l;
     run_block(ctx_, layers_[static_cast<size_t>(l)], caches_[static_cast<size_t>(l)]);
   }
-  if (config_.last_kv_source() + 1 >= config_.layers) narrow_to_tail();
-  if (drafter_ && ctx_.rows.n > 0)
-    drafter_->add_context(ctx_, std::span(caches_).subspan(static_cast<size_t>(config_.layers)));
+  if (config_.last_kv_source() + 1 >= config_.layers) narrow_to_tail(n_late);
+  if (drafter_ && ctx_.rows.n > 0) drafter_->add_context(ctx_, draft_caches());
+}
+
+std::span<const layer_cache> model_v41::draft_caches() const {
+  return std::span(caches_).subspan(static_cast<size_t>(config_.layers));
 }
 
 // The layers above the last kv source run on the tail of a prompt only (model.md section 3); in exact mode that is all
 // of it.
-void model_v41::narrow_to_tail() {
+void model_v41::narrow_to_tail(int64_t n) {
   if (options_.prefill == prefill_mode::exact) return;
-  const int64_t n = tail_columns_->n();
   const row_set before = ctx_.rows;
-  ctx_.rows = tail_columns_->upload(before.rows.tables);
+  ctx_.rows = tail_columns_->view(n, block_tables_);
   if (n == 0 || n == before.n) return;
-  const tensor index = row_index_.slice(0, n);
-  be_.upload(index, tail_rows_.data(), index.size_bytes());
+  const tensor index = tail_index_.slice(0, n);
   const auto gather = [&](tensor to, tensor from) {
     be_.copy_rows(to.slice(0, n), {}, from, index);
     return to.slice(0, n);
@@ -231,42 +272,29 @@ void model_v41::narrow_to_tail() {
   std::swap(buffers_.taps, buffers_.taps_tail);
 }
 
-std::span<const float> model_v41::read_logits() {
-  const int64_t n = ctx_.rows.n;
-  int64_t n_wanted = 0;
-  for (const wanted_logits& w : wanted_) n_wanted += w.n;
-  if (n == 0 || (n_wanted == 0 && !ctx_.seen)) return {};
-  const tensor x = buffers_.x.slice(0, n);
+// Of a single piece of logits the head runs here; of more, read_logits runs and fetches one after another.
+void model_v41::run_head(int64_t n_wanted) {
+  const tensor x = buffers_.x.slice(0, ctx_.rows.n);
   be_.fold(x, ctx_.h, ctx_.pre);
   ctx_.layer = -1;
   ctx_.show("final_fold", x);
-  if (n_wanted == 0) return {};
-  index_.clear();
-  for (const wanted_logits& w : wanted_)
-    for (int64_t i = 0; i < w.n; ++i) index_.push_back(static_cast<int32_t>(w.first_row + i));
-  const tensor index = row_index_.slice(0, n_wanted), input = head_input_.slice(0, n_wanted);
-  be_.upload(index, index_.data(), index.size_bytes());
-  be_.copy_rows(input, {}, x, index);
+  if (n_wanted == 0) return;
+  const tensor input = head_input_.slice(0, n_wanted);
+  be_.copy_rows(input, {}, x, head_index_.slice(0, n_wanted));
   be_.rms_norm(input, input, final_norm_, config_.eps);
+  if (n_wanted <= ends_->piece()) ends_->project(ends_->head(), input);
+}
+
+std::span<const float> model_v41::read_logits(int64_t n_wanted) {
+  if (n_wanted == 0) return {};
   const auto size = static_cast<size_t>(n_wanted * config_.vocabulary);
   if (logits_.size() < size) logits_.resize(size);
-  ends_->logits(ends_->head(), input, std::span(logits_).first(size));
-  return std::span<const float>(logits_).first(size);
-}
-
-draft_result model_v41::draft(std::span<const draft_anchor> anchors, const draft_choice& choose) {
-  TROUPE_CHECK(drafter_ != nullptr, "drafting needs the draft weights");
-  std::vector<draft_anchor> with_floor(anchors.begin(), anchors.end());
-  for (draft_anchor& a : with_floor) a.floor = floor_[static_cast<size_t>(a.slot)];
-  return drafter_->draft(ctx_, std::span(caches_).subspan(static_cast<size_t>(config_.layers)), with_floor, choose);
-}
-
-draft_tokens model_v41::draft_next(std::span<const draft_request> requests) {
-  std::vector<draft_anchor> anchors;
-  for (const draft_request& r : requests) anchors.push_back({r.slot, r.position, r.token});
-  draft_result found = draft(anchors);
-  for (float& c : found.confidence) c = 1 / (1 + std::exp(-c)); // dspark.md section 4
-  return {std::move(found.tokens), std::move(found.confidence)};
+  const auto out = std::span(logits_).first(size);
+  if (n_wanted <= ends_->piece())
+    ends_->fetch(ends_->head(), n_wanted, out);
+  else
+    ends_->logits(ends_->head(), head_input_.slice(0, n_wanted), out);
+  return out;
 }
 
 int32_t model_v41::take_image(planned_image image) {

@@ -23,6 +23,8 @@ public:
   std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) override;
   bool can_draft() const override { return drafter_ != nullptr; }
   draft_tokens draft_next(std::span<const draft_request>) override;
+  void capture_steps(int32_t max_rows) override;
+  step_counts counts() const override { return counts_; }
   int32_t take_image(planned_image) override;
   void drop_image(int32_t handle) override;
   int64_t snapshot_bytes() const override;
@@ -56,12 +58,20 @@ private:
   void require_vision() const;
   void load(const checkpoint&, weight_loader&, const load_progress&);
   void plan_rows(std::span<const sequence_rows>);
-  void plan_sequence(const sequence_rows&, int32_t index);
+  void plan_sequence(const sequence_rows&);
+  void plan_table(int32_t slot, std::span<const int32_t> blocks);
+  // Everything that the device work of a step reads, so that the work can be captured once and replayed.
+  void upload_inputs(std::span<const std::byte> records);
   void upload_records(std::span<const std::byte> records, int64_t n_rows);
+  // The device work: `n` rows, of which the last layers run `n_late` and the head `n_wanted`.
+  void run_step(int64_t n, int64_t n_late, int64_t n_wanted);
   void embed_rows();
-  void run_layers();
-  void narrow_to_tail();
-  std::span<const float> read_logits();
+  void run_layers(int64_t n_late);
+  void narrow_to_tail(int64_t n_late);
+  void run_head(int64_t n_wanted);
+  std::span<const float> read_logits(int64_t n_wanted);
+  std::span<const layer_cache> draft_caches() const;
+  std::vector<draft_anchor> with_floors(std::span<const draft_anchor>) const;
 
   backend& be_;
   model_options options_;
@@ -80,12 +90,17 @@ private:
 
   std::optional<row_columns> all_columns_, tail_columns_;
   tensor block_tables_; // (slots, max blocks) i32
-  tensor row_index_;    // (rows) i32: gathers
+  tensor tail_index_;   // (rows) i32: rows that the last layers run on
+  tensor head_index_;   // (rows) i32: rows of those whose logits are wanted
   tensor head_input_;   // (rows, D)
   int64_t max_rows_ = 0;
-  std::vector<int32_t> tables_host_, tail_rows_, index_;
+  std::vector<int32_t> tables_host_; // what block_tables_ holds
+  std::vector<int32_t> tail_rows_, index_;
   std::vector<shown_image> step_images_;
   std::vector<wanted_logits> wanted_;
+  bool decodes_only_ = true;                                       // no row of this step is of a prompt
+  std::vector<std::unique_ptr<graph>> step_graphs_, draft_graphs_; // by rows and by anchors, from 1; empty: none
+  step_counts counts_;
   std::vector<std::byte> record_staging_;
   std::vector<float> logits_;
   int64_t snapshot_rows_ = 0, slack_ = 0;

@@ -1,4 +1,4 @@
-// The rows of one step as columns in device memory. Allocated once, filled for each step.
+// The rows of one step as columns in device memory. Allocated once, filled by one upload for each step.
 #pragma once
 
 #include "gpu/backend.h"
@@ -9,7 +9,8 @@
 
 namespace troupe::deepseek_v41 {
 
-// What a layer needs to know about the rows it runs on. Views of a row_columns, valid until it is filled again.
+// What a layer needs to know about the rows it runs on. Views of a row_columns: those of one row count are the same
+// memory at every step, so that captured work finds the rows of any later step there.
 struct row_set {
   int64_t n = 0;
   step_rows rows;
@@ -24,7 +25,7 @@ struct host_row {
   int64_t position = 0;
   int32_t first_row = 0;
   int64_t floor = 0;
-  int32_t table = 0; // index of the sequence within the step
+  int32_t table = 0; // row of the block tables
   bool in_image = false;
 };
 
@@ -32,19 +33,18 @@ class row_columns {
 public:
   row_columns(backend&, int64_t max_rows, const std::string& what);
 
-  void clear();
+  void clear() { rows_.clear(); }
   void add(const host_row&); // Precondition: fewer than max_rows rows
-  int64_t n() const { return static_cast<int64_t>(position_.size()); }
-  row_set upload(tensor tables);
+  int64_t n() const { return static_cast<int64_t>(rows_.size()); }
+  void upload();
+  row_set view(int64_t n, tensor tables) const; // of the first n rows
 
 private:
-  tensor put(tensor column, const void* from) const;
-
   backend& be_;
   int64_t max_rows_;
-  std::vector<int32_t> id_, slot_, first_row_, table_, vl_, entry_[2];
-  std::vector<int64_t> position_, floor_, entry_position_[2];
-  row_set all_; // of max_rows rows
+  std::vector<host_row> rows_;
+  std::vector<std::byte> packed_; // columns of n() rows, one behind the other
+  tensor memory_;                 // the same on the device
 };
 
 } // namespace troupe::deepseek_v41

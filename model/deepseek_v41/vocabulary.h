@@ -19,6 +19,11 @@ public:
   void embed(tensor y, tensor ids) const;
   // out[r * vocabulary + v] = (x W^T)[r][v], x (n, in) of any n, W the head or another matrix cut like it.
   void logits(const matrix& w, tensor x, std::span<float> out);
+  // The same in two steps for n <= piece(): on the device, this rank's share (n, rows of this rank) f32, valid until
+  // the next call; and the first `n` rows of it, of all ranks, to the host.
+  tensor project(const matrix& w, tensor x);
+  void fetch(const matrix& w, int64_t n, std::span<float> out);
+  int64_t piece() const { return piece_; }
   const matrix& head() const { return *head_; }
 
 private:
