@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 
 namespace troupe {
 
@@ -152,19 +151,17 @@ void rank_state::end(const step_placed& placed, std::span<const sequence_failure
   snapshots_.drop(placed.dropped);
 }
 
-void rank_state::sample(sequence& s, const planned_rows& row, std::span<const float> logits, sequence_result& out) {
+void rank_state::accept(sequence& s, const planned_rows& row, size_t first, sequence_result& out) {
   const auto drafts = std::span(row.tokens).last(static_cast<size_t>(row.n_drafts));
   const int64_t position = row.start + static_cast<int64_t>(row.tokens.size() - drafts.size());
   out.n_drafts = row.n_drafts;
   try {
-    out.n_accepted = accept_drafts(*s.sampler, logits, drafts, position, rules_, scratch_, out.tokens);
+    out.n_accepted = accept_drafts(*s.sampler, drawn_, first, drafts, position, rules_, batch_->vocabulary, out.tokens);
   } catch (const std::runtime_error& e) { // a logit that is not a number, or every id masked by the request itself
     out.n_accepted = static_cast<int32_t>(out.tokens.size());
     if (!out.tokens.empty()) return; // they count; the next step comes to the same row and fails with it alone
     out.failure = e.what();
-    const auto at = logits.first(logits.size() / (drafts.size() + 1));
-    const bool is_sound = std::none_of(at.begin(), at.end(), [](float x) { return std::isnan(x) || x == HUGE_VALF; });
-    out.status = is_sound ? 400 : 500;
+    out.status = drawn_.ids[first] == sample_unsound ? 500 : 400;
   }
 }
 
@@ -214,6 +211,9 @@ std::span<const std::byte> rank_state::lay_out(const step_plan& plan, std::span<
 std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<const sequence_failure> failures,
                                              std::span<const std::byte> records, model& weights, int64_t& draft_us) {
   rows_.clear();
+  if (!batch_) batch_.emplace(weights.info().vocabulary);
+  batch_->clear();
+  drawn_.ids.clear();
   for (const auto& r : plan.rows) {
     if (find(failures, r.id)) continue;
     auto& s = sequences_.at(r.id);
@@ -227,13 +227,21 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     row.n_prompt = s.start.n_asked();
     row.n_logits = r.samples ? r.n_drafts + 1 : 0;
     if (s.sampler && r.start < s.start.n_prompt) s.sampler->see_prompt(r.tokens);
+    if (!samples_ || !r.samples) continue;
+    const auto drafts = std::span(r.tokens).last(static_cast<size_t>(r.n_drafts));
+    const int64_t position = r.start + static_cast<int64_t>(r.tokens.size() - drafts.size());
+    add_draft_rules(*s.sampler, drafts, position, rules_, *batch_);
   }
-  std::span<const float> logits;
-  if (!rows_.empty()) logits = weights.forward(rows_, lay_out(plan, failures, records));
+  if (!rows_.empty()) {
+    const auto side_rows = lay_out(plan, failures, records);
+    if (samples_)
+      weights.forward_and_sample(rows_, side_rows, *batch_, drawn_);
+    else
+      weights.forward(rows_, side_rows);
+  }
   std::vector<sequence_result> results;
   if (!samples_) return results;
   results.reserve(plan.rows.size());
-  const auto vocabulary = static_cast<size_t>(weights.info().vocabulary);
   size_t at = 0;
   for (const auto& r : plan.rows) {
     auto& s = sequences_.at(r.id);
@@ -247,9 +255,9 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     out.cached_tokens = s.cached_tokens;
     out.n_tokens = r.start + static_cast<int64_t>(r.tokens.size()) - r.n_drafts;
     if (!r.samples) continue;
-    const size_t n = vocabulary * static_cast<size_t>(r.n_drafts + 1);
-    TROUPE_CHECK(at + n <= logits.size(), "forward gives the logits that were asked for");
-    sample(s, r, logits.subspan(at, n), out);
+    const auto n = static_cast<size_t>(r.n_drafts + 1);
+    TROUPE_CHECK(at + n <= drawn_.ids.size(), "every row that was asked for has a token");
+    accept(s, r, at, out);
     // The newest token is not computed, not even as an accepted draft whose own logits were broken.
     if (!out.tokens.empty()) out.n_tokens += static_cast<int64_t>(out.tokens.size()) - 1;
     at += n;

@@ -74,7 +74,7 @@ private:
   std::optional<std::string> enter(sequence&, const cached_prefix&, model*);
   std::vector<sequence_failure> apply(const step_placed&, model*);
   std::span<const std::byte> lay_out(const step_plan&, std::span<const sequence_failure>, std::span<const std::byte>);
-  void sample(sequence&, const planned_rows&, std::span<const float> logits, sequence_result&);
+  void accept(sequence&, const planned_rows&, size_t first, sequence_result&); // drawn_ from `first`
   void draft(const step_plan&, std::vector<sequence_result>&, model&);
 
   snapshot_store snapshots_;
@@ -87,8 +87,9 @@ private:
   size_t next_image_ = 0;
   std::vector<sequence_rows> rows_;
   std::vector<draft_request> requests_;
-  std::vector<size_t> requesters_; // of each request, its place in the plan
-  std::vector<float> scratch_;     // logits of one row: sampling destroys them
+  std::vector<size_t> requesters_;    // of each request, its place in the plan
+  std::optional<sample_batch> batch_; // rules of the step's rows, and what was drawn by them
+  sampled_rows drawn_;
   std::vector<std::byte> records_; // of the rows that run, where some do not
 };
 

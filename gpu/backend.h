@@ -7,6 +7,7 @@
 // formulas: etc/spec/model.md.
 #pragma once
 
+#include "gpu/sample.h"
 #include "gpu/tensor.h"
 
 #include <cstddef>
@@ -208,6 +209,10 @@ public:
   virtual void attention_full(tensor o, tensor q, tensor k, tensor v, float scale) = 0; // (n, heads, d), all see all
   virtual void gelu(tensor x) = 0;                                                      // erf form, in place
   virtual void silu_mul(tensor y, tensor gate_up) = 0; // y (n, w) = silu(g) * u, gate_up (n, 2 w), gate first
+
+  // Draws tokens from logits where they are, up to `max_rows` rows a call. nullptr: this backend has none, logits go to
+  // the host (gpu/sample.h).
+  virtual std::unique_ptr<row_sampler> make_sampler(int64_t /*vocabulary*/, int64_t /*max_rows*/) { return nullptr; }
 
   // Graphs: host capture keeps the closure, replay calls it.
   virtual bool

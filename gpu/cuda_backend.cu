@@ -6,6 +6,7 @@
 #include "gpu/cuda_load.h"
 #include "gpu/cuda_ops.h"
 #include "gpu/moe_cuda.h"
+#include "gpu/row_sampler.h"
 
 #include <algorithm>
 #include <set>
@@ -177,6 +178,9 @@ public:
   void gelu(tensor x) override { gelu_cuda(x, lane()); }
   void silu_mul(tensor y, tensor gate_up) override { silu_mul_cuda(y, gate_up, lane()); }
 
+  std::unique_ptr<row_sampler> make_sampler(int64_t vocabulary, int64_t max_rows) override {
+    return make_cuda_sampler(*this, vocabulary, max_rows);
+  }
   bool can_capture() const override { return n_ranks() == 1; }
   std::unique_ptr<graph> capture(std::function<void()> work) override {
     cudaGraph_t recorded = nullptr;

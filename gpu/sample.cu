@@ -1,5 +1,6 @@
 // Sampling on the device: parts of rows are masked, edited and measured, weighed into bins, then a block a row draws.
 #include "gpu/cuda_check.cuh"
+#include "gpu/cuda_lane.h"
 #include "gpu/sample_draw.cuh"
 #include "gpu/sample_logprobs.cuh"
 #include "storage/check.h"

@@ -59,6 +59,13 @@ std::unique_ptr<table_reader> open_tables(const std::string& folder, int rank, i
                                           int64_t in_memory_bytes) {
   return family_of(folder).tables(folder, rank, n_ranks, max_sequences, in_memory_bytes);
 }
+void model::forward_and_sample(std::span<const sequence_rows> rows, std::span<const std::byte> records,
+                               const sample_batch& batch, sampled_rows& out) {
+  const std::span<const float> logits = forward(rows, records);
+  std::vector<float> scratch(logits.begin(), logits.end());
+  sample_in_memory(scratch, batch, out);
+}
+
 std::unique_ptr<model> load_model(backend& be, const model_options& options, const load_progress& progress) {
   return family_of(options.folder).load(be, options, progress);
 }

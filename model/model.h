@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/backend.h"
+#include "gpu/sample.h"
 #include "model/chat_types.h"
 #include "model/tokenizer.h"
 
@@ -101,6 +102,10 @@ public:
   // `records`: the side-table rows of all rows of the step, as table_reader::read wrote them. Returns (sum of n_logits,
   // vocab) f32 in host memory, sequence by sequence, valid until the next call; the same on every rank.
   virtual std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) = 0;
+  // The same, and a token drawn for each of those rows by its rules instead of its logits; on the device where it can.
+  // Precondition: a row of rules for each logit wanted, in their order.
+  virtual void forward_and_sample(std::span<const sequence_rows>, std::span<const std::byte> records,
+                                  const sample_batch&, sampled_rows&);
   // Guesses what follows each request's token. Precondition: can_draft(), and the row before it is the newest one that
   // forward ran for the slot and that was kept; rows of wrong guesses may lie above it.
   virtual bool can_draft() const { return false; }

@@ -1,5 +1,7 @@
-// From logits to a token: the processing chain of api.md section 2.1, keyed random numbers, log-probabilities.
+// What a request wants of its tokens and what they depend on: the rules of api.md section 2.1, for gpu/sample.
 #pragma once
+
+#include "gpu/sample.h"
 
 #include <cstdint>
 #include <span>
@@ -51,14 +53,15 @@ public:
     std::vector<int32_t> suppressed;
     int32_t eos = 1;
   };
-  // `logits` (vocab) f32 is scratch afterwards. `position`: absolute position the token will have. Random numbers
-  // depend on (seed, choice, position) only. Never returns a masked id unless every id is masked, then throws
-  // std::runtime_error.
-  sampled_token sample(std::span<float> logits, int64_t position, const vocabulary_rules&);
+  // Appends the rules of the token at `position`. Random numbers depend on (seed, choice, position) only.
+  void add_rules(sample_batch&, int64_t position, const vocabulary_rules&) const;
+  // `logits` (vocab) f32 is scratch afterwards. Never returns a masked id: throws std::runtime_error when every id is
+  // masked or a logit is unsound.
+  sampled_token sample(std::span<float> logits, int64_t position, const vocabulary_rules&) const;
 
 private:
-  void mask(std::span<float> logits, const vocabulary_rules&) const;
-  void penalise(std::span<float> logits) const;
+  int32_t mask_of(sample_batch&, const vocabulary_rules&) const;
+  void add_edits(std::vector<logit_edit>&, const vocabulary_rules&) const;
 
   sampling_params params_;
   std::vector<int32_t> prompt_ids_;                    // distinct, ascending, only kept when a penalty needs them
@@ -67,17 +70,21 @@ private:
   int64_t n_generated_ = 0;
 };
 
-// Verifies drafts: row j of `logits` (drafts + 1, vocabulary) follows draft j - 1 and gives the token at position + j.
-// Every token is drawn by the sampler as if there were no drafts: with the keyed random number of its position, and
-// with penalties, bad words and min_tokens that see the tokens before it. Draft j is accepted when it is the token
-// drawn; the first other token ends the run and replaces it, and behind the last accepted draft there is one more. This
-// is exact: a greedy draft is a point mass Q(d) = 1, for which rejection sampling accepts with probability
-// min(1, P(d) / Q(d)) = P(d) and else draws from max(P - Q, 0), normalised, which is P given "not d" (dspark.md section
-// 5); a draw x from P is d with probability P(d), and given x != d it has that distribution. So the tokens are those of
-// no drafts for every seed, not only in distribution. Appends the run to `out` (it ends early behind an end token or a
-// stop id) and returns the number of drafts accepted. Throws as sample() does; what was drawn before stays in `out`.
-int32_t accept_drafts(sampler_state&, std::span<const float> logits, std::span<const int32_t> drafts, int64_t position,
-                      const sampler_state::vocabulary_rules&, std::vector<float>& scratch,
+// Rules of the rows that verify drafts, drafts.size() + 1 of them: row j follows draft j - 1 and is drawn as if the
+// drafts before it had been, with penalties, bad words and min_tokens that see them.
+void add_draft_rules(const sampler_state&, std::span<const int32_t> drafts, int64_t position,
+                     const sampler_state::vocabulary_rules&, sample_batch&);
+
+// Verifies drafts by the tokens drawn with those rules (`rows` from `first`). Every token is drawn as if there were no
+// drafts, with the keyed random number of its position. Draft j is accepted when it is the token drawn; the first other
+// token ends the run and replaces it, and behind the last accepted draft there is one more. This is exact: a greedy
+// draft is a point mass Q(d) = 1, for which rejection sampling accepts with probability min(1, P(d) / Q(d)) = P(d) and
+// else draws from max(P - Q, 0), normalised, which is P given "not d" (dspark.md section 5); a draw x from P is d with
+// probability P(d), and given x != d it has that distribution. So the tokens are those of no drafts for every seed, not
+// only in distribution. Appends the run to `out` (it ends early behind an end token or a stop id) and returns the
+// number of drafts accepted. Throws as sample() does; what was drawn before stays in `out`.
+int32_t accept_drafts(sampler_state&, const sampled_rows& rows, size_t first, std::span<const int32_t> drafts,
+                      int64_t position, const sampler_state::vocabulary_rules&, int64_t vocabulary,
                       std::vector<sampled_token>& out);
 
 } // namespace troupe

@@ -37,6 +37,7 @@ model_v41::model_v41(backend& be, const model_options& options, const load_progr
   load(from, weights, progress);
   from.files().drop_cache();
 
+  if (be.n_ranks() == 1) sampler_ = be.make_sampler(config_.vocabulary, ends_->piece()); // else no rank has all logits
   const cache_plan plan =
       plan_caches(config_, options.max_sequences, options.n_blocks, info_.block_tokens, options_.load_draft);
   caches_ = make_caches(be, config_, plan, options_.load_draft);
@@ -82,9 +83,25 @@ void model_v41::observe(observer seen, int64_t max_entries) {
 
 std::span<const float> model_v41::forward(std::span<const sequence_rows> sequences,
                                           std::span<const std::byte> records) {
+  return read_logits(run(sequences, records));
+}
+
+void model_v41::forward_and_sample(std::span<const sequence_rows> sequences, std::span<const std::byte> records,
+                                   const sample_batch& batch, sampled_rows& out) {
+  const int64_t n = run(sequences, records);
+  TROUPE_CHECK(n == static_cast<int64_t>(batch.rows.size()), "a row of rules for each logit wanted");
+  out.ids.clear();
+  if (n == 0) return;
+  if (sampler_ && n <= ends_->piece() && sampler_->has_room(batch))
+    return sampler_->sample(ends_->projected(ends_->head(), n), batch, out);
+  read_logits(n);
+  sample_in_memory(std::span(logits_).first(static_cast<size_t>(n * config_.vocabulary)), batch, out);
+}
+
+int64_t model_v41::run(std::span<const sequence_rows> sequences, std::span<const std::byte> records) {
   plan_rows(sequences);
   const int64_t n = all_columns_->n();
-  if (n == 0) return {};
+  if (n == 0) return 0;
   upload_inputs(records);
   int64_t n_wanted = 0;
   for (const wanted_logits& w : wanted_) n_wanted += w.n;
@@ -96,7 +113,7 @@ std::span<const float> model_v41::forward(std::span<const sequence_rows> sequenc
     run_step(n, tail_columns_->n(), n_wanted);
     if (is_step && !step_graphs_.empty()) ++counts_.launched;
   }
-  return read_logits(n_wanted);
+  return n_wanted;
 }
 
 void model_v41::plan_rows(std::span<const sequence_rows> sequences) {

@@ -21,6 +21,8 @@ public:
 
   const model_info& info() const override { return info_; }
   std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) override;
+  void forward_and_sample(std::span<const sequence_rows>, std::span<const std::byte> records, const sample_batch&,
+                          sampled_rows&) override;
   bool can_draft() const override { return drafter_ != nullptr; }
   draft_tokens draft_next(std::span<const draft_request>) override;
   void capture_steps(int32_t max_rows) override;
@@ -60,6 +62,8 @@ private:
   void plan_rows(std::span<const sequence_rows>);
   void plan_sequence(const sequence_rows&);
   void plan_table(int32_t slot, std::span<const int32_t> blocks);
+  // Runs a step and leaves its logits where the head wrote them; how many rows of them.
+  int64_t run(std::span<const sequence_rows>, std::span<const std::byte> records);
   // Everything that the device work of a step reads, so that the work can be captured once and replayed.
   void upload_inputs(std::span<const std::byte> records);
   void upload_records(std::span<const std::byte> records, int64_t n_rows);
@@ -85,7 +89,8 @@ private:
   std::unique_ptr<vocabulary_ends> ends_;
   tensor final_norm_;
   std::unique_ptr<drafter> drafter_;
-  std::unique_ptr<image_rows> images_; // none: loaded without vision
+  std::unique_ptr<row_sampler> sampler_; // none: tokens are drawn on the host
+  std::unique_ptr<image_rows> images_;   // none: loaded without vision
   step_context ctx_;
 
   std::optional<row_columns> all_columns_, tail_columns_;

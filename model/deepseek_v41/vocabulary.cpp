@@ -31,13 +31,13 @@ void vocabulary_ends::logits(const matrix& w, tensor x, std::span<float> out) {
 
 tensor vocabulary_ends::project(const matrix& w, tensor x) {
   TROUPE_CHECK(x.rows() <= piece_, "a piece of logits has room for its rows");
-  const tensor local(local_.data, dtype::f32, {x.rows(), w.out});
+  const tensor local = projected(w, x.rows());
   be_.linear(local, x, w);
   return local;
 }
 
 void vocabulary_ends::fetch(const matrix& w, int64_t n, std::span<float> out) {
-  const tensor local(local_.data, dtype::f32, {n, w.out});
+  const tensor local = projected(w, n);
   if (share_.n_ranks == 1) return be_.download(out.data(), local, local.size_bytes());
   const int64_t stride = share_.vocabulary_stride;
   const tensor all(all_.data, dtype::f32, {share_.n_ranks, n * stride});

@@ -23,6 +23,7 @@ public:
   // the next call; and the first `n` rows of it, of all ranks, to the host.
   tensor project(const matrix& w, tensor x);
   void fetch(const matrix& w, int64_t n, std::span<float> out);
+  tensor projected(const matrix& w, int64_t n) const { return tensor(local_.data, dtype::f32, {n, w.out}); }
   int64_t piece() const { return piece_; }
   const matrix& head() const { return *head_; }
 

@@ -26,79 +26,27 @@ class device_sampler {
 public:
   explicit device_sampler(backend& b, int64_t vocabulary) : b_(b), n_(vocabulary) {}
 
-  struct answer {
-    std::vector<int32_t> ids, best_ids;
-    std::vector<float> logprobs, best_logprobs, logits;
-  };
-  answer sample(const std::vector<float>& logits, const std::vector<turn>& turns, int64_t n_best = 0,
-                bool wants_logprobs = false) {
+  sampled_rows sample(const std::vector<float>& values, const std::vector<turn>& turns) {
     const auto rows = static_cast<int64_t>(turns.size());
-    std::vector<sample_row> rules;
-    std::vector<logit_edit> edits;
-    std::vector<uint32_t> masks;
-    for (const turn& t : turns) rules.push_back(rules_of(t, edits, masks));
-    edits.resize(edits.size() + 1); // never empty
-    masks.resize(masks.size() + 1);
-    const auto room = [&](dtype type, int64_t n) { return b_.allocate(type, {std::max<int64_t>(n, 1)}, "test"); };
-    const auto bytes = [&](const auto& v) {
-      const tensor t = room(dtype::i8, static_cast<int64_t>(v.size() * sizeof v[0]));
-      b_.upload(t, v.data(), static_cast<int64_t>(v.size() * sizeof v[0]));
-      return t;
-    };
-    sample_args a;
-    a.logits = room(dtype::f32, rows * n_).reshape({rows, n_});
-    b_.upload(a.logits, logits.data(), a.logits.size_bytes());
-    a.rows = bytes(rules).as<const sample_row>();
-    a.edits = bytes(edits).as<logit_edit>();
-    a.masks = bytes(masks).as<const uint32_t>();
-    a.ids = room(dtype::i32, rows);
-    if (wants_logprobs) a.logprobs = room(dtype::f32, rows);
-    if (n_best > 0) {
-      a.best_ids = room(dtype::i32, rows * n_best).reshape({rows, n_best});
-      a.best_logprobs = room(dtype::f32, rows * n_best).reshape({rows, n_best});
+    sample_batch batch(n_);
+    for (const turn& t : turns) {
+      sampler_state s(t.p);
+      s.see_prompt(t.prompt);
+      for (const int32_t id : t.generated) s.see_generated(id);
+      batch.suppressed_mask = -1; // each turn has its own here
+      s.add_rules(batch, t.position, {.suppressed = t.suppressed, .eos = -1});
     }
-    sample_cuda(a, lane_of(b_));
-    answer out;
-    read(out.ids, a.ids);
-    read(out.logits, a.logits);
-    if (wants_logprobs) read(out.logprobs, a.logprobs);
-    if (n_best > 0) read(out.best_ids, a.best_ids), read(out.best_logprobs, a.best_logprobs);
+    const tensor logits = b_.allocate(dtype::f32, {rows, n_}, "test");
+    b_.upload(logits, values.data(), logits.size_bytes());
+    const auto sampler = b_.make_sampler(n_, rows);
+    REQUIRE(sampler);
+    REQUIRE(sampler->has_room(batch));
+    sampled_rows out;
+    sampler->sample(logits, batch, out);
     return out;
   }
 
 private:
-  template <class T> void read(std::vector<T>& v, tensor t) {
-    v.resize(static_cast<size_t>(t.n_elements()));
-    b_.download(v.data(), t, t.size_bytes());
-  }
-  sample_row rules_of(const turn& t, std::vector<logit_edit>& edits, std::vector<uint32_t>& masks) const {
-    sample_row r;
-    r.least_log_weight = t.p.min_p > 0 ? std::max(-50.0, std::log(static_cast<double>(t.p.min_p))) : -50.0;
-    r.seed = t.p.seed, r.position = t.position, r.choice = t.p.choice;
-    r.temperature = t.p.temperature, r.top_p = t.p.top_p, r.top_k = t.p.top_k;
-    r.frequency_penalty = t.p.frequency_penalty, r.presence_penalty = t.p.presence_penalty;
-    r.repetition_penalty = t.p.repetition_penalty;
-    std::map<int32_t, logit_edit> of;
-    for (const auto& [id, bias] : t.p.logit_bias) {
-      of[id].bias = bias;
-      if (bias <= -100) of[id].what |= logit_edit::ban, of[id].bias = 0;
-      if (bias > 0 && t.p.allowed_ids.empty()) of[id].what |= logit_edit::lift;
-    }
-    for (const int32_t id : t.prompt) of[id].what |= logit_edit::repeated;
-    for (const int32_t id : t.generated) of[id].what |= logit_edit::repeated | logit_edit::generated, ++of[id].count;
-    r.first_edit = static_cast<int32_t>(edits.size());
-    for (auto& [id, e] : of) e.id = id, edits.push_back(e);
-    r.n_edits = static_cast<int32_t>(of.size());
-    if (t.p.allowed_ids.empty() && t.suppressed.empty()) return r;
-    const auto words = static_cast<size_t>((n_ + 31) / 32);
-    r.mask = static_cast<int32_t>(masks.size() / words);
-    const bool only = !t.p.allowed_ids.empty();
-    masks.resize(masks.size() + words, only ? 0 : ~0U);
-    uint32_t* mask = masks.data() + masks.size() - words;
-    for (const int32_t id : only ? t.p.allowed_ids : t.suppressed) mask[id / 32] ^= 1U << (id % 32);
-    return r;
-  }
-
   backend& b_;
   int64_t n_;
 };
@@ -203,7 +151,7 @@ TEST_CASE("cuda sample: log-probabilities are of the raw logits, best first") {
     for (turn& t : turns) t.p.n_logprobs = 20, t.p.logit_bias = {{1, 30.0F}, {2, -100.0F}};
     std::vector<float> logits = random_floats(6 * vocabulary, 9, 4);
     for (size_t i = 0; i < logits.size(); i += 3) logits[i] = std::round(logits[i]);
-    const auto got = device_sampler(*b, vocabulary).sample(logits, turns, 20, true);
+    const auto got = device_sampler(*b, vocabulary).sample(logits, turns);
     double worst = 0;
     for (size_t r = 0; r < turns.size(); ++r) {
       const auto first = logits.begin() + static_cast<int64_t>(r) * vocabulary;

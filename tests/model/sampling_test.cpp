@@ -1,5 +1,5 @@
 // The sampling chain rule by rule on small logits, and its draws against the exact distribution. Spec: api.md 2.1.
-#include "model/philox.h"
+#include "gpu/philox.h"
 #include "model/sampling.h"
 
 #include <doctest/doctest.h>

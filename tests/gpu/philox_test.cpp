@@ -1,5 +1,5 @@
 // The counter-based random numbers of sampling: known answers, range, independence of seed, choice and position.
-#include "model/philox.h"
+#include "gpu/philox.h"
 
 #include <doctest/doctest.h>
 
