@@ -207,7 +207,7 @@ int main(int argc, char** argv) {
   for (const int64_t rows : {1, 8})
     if (wanted(text("sampler 129280 top_p m=%lld", static_cast<long long>(rows)))) bench_sampler(*b, rows);
   if (wanted("moe")) bench_moe(*b, 6, {1, 4, 8, 16});
-  b->set_row_class(row_class::prefill);
+  b->set_row_classes(all_prefill);
   for (const gemv_shape& s : {gemv_shape{5120, 2304, 6}, gemv_shape{16384, 16384, 6}, gemv_shape{1280, 32768, 10}})
     bench_linear(*b, "gemm", a, s, {64, 1024, 4096});
   if (wanted("moe")) bench_moe(*b, 6, {64, 1536, 4096});

@@ -33,7 +33,7 @@ void compare(twins& t, const stored_sample& w, int64_t rows, bool few = true) {
 
 struct prefill_twins : twins {
   explicit prefill_twins(int64_t scratch_bytes = 64 << 20) : twins(scratch_bytes) {
-    device->set_row_class(row_class::prefill);
+    device->set_row_classes(all_prefill);
   }
 };
 

@@ -101,7 +101,7 @@ TEST_CASE("cuda experts: EXL3 of every codebook, alone and together") {
 
 TEST_CASE("cuda experts: EXL3 in the prefill class, alone and together") {
   twins t;
-  t.device->set_row_class(row_class::prefill);
+  t.device->set_row_classes(all_prefill);
   for (const auto book :
        {stored_matrix::codebook::mul1, stored_matrix::codebook::mcg, stored_matrix::codebook::inst3}) {
     const expert_samples s = trellis_experts(book, 6, 8, 7, 256, 384);
@@ -112,7 +112,7 @@ TEST_CASE("cuda experts: EXL3 in the prefill class, alone and together") {
 
 TEST_CASE("cuda experts: prefill with padded and wide widths, and in slabs of a small scratch") {
   twins t, small(4 << 20);
-  for (twins* on : {&t, &small}) on->device->set_row_class(row_class::prefill);
+  for (twins* on : {&t, &small}) on->device->set_row_classes(all_prefill);
   expert_samples wide = trellis_experts(stored_matrix::codebook::mul1, 6, 6, 5, 128, 384);
   compare(t, "wide", wide, 90, 3, false, 2e-3);
   compare(small, "wide in slabs", wide, 390, 3, false, 2e-3);
