@@ -125,6 +125,24 @@ TEST_CASE("cuda experts: prefill with padded and wide widths, and in slabs of a 
   compare(t, "padded", padded, 77, 3, false, 2e-3);
 }
 
+TEST_CASE("cuda experts: prefill gives a row the same bits whatever the scratch holds") {
+  const expert_samples s = trellis_experts(stored_matrix::codebook::mul1, 6, 8, 7, 256, 384);
+  constexpr int64_t rows = 421, k = 3;
+  const std::vector<int32_t> ids = choices(rows, k, 5, false); // two experts without rows
+  std::vector<float> w = random_floats(rows * k, 3, 0.1F), first;
+  for (const int64_t scratch_bytes : {64 << 20, 2 << 20, 1 << 20, 96 << 10}) {
+    twins t(scratch_bytes);
+    t.device->set_row_classes(all_prefill);
+    const twin_tensor x = t.floats({rows, s.dim}, 1, 0.5F), y = t.output({rows, s.dim}), i = t.ints({rows, k}, ids),
+                      weights = t.make(dtype::f32, {rows, k}, w);
+    const auto set = t.device->load_experts(s.experts, 0);
+    t.device->experts(y.device, x.device, *set, i.device, weights.device, 2.0F);
+    const std::vector<float> got = t.read_device(y);
+    if (first.empty()) first = got;
+    CHECK_MESSAGE(std::memcmp(got.data(), first.data(), got.size() * sizeof(float)) == 0, scratch_bytes << " bytes");
+  }
+}
+
 TEST_CASE("cuda experts: unpacked formats") {
   twins t;
   for (const size_t which : {size_t{1}, size_t{3}, size_t{5}}) {
