@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace troupe {
 namespace {
@@ -88,12 +89,12 @@ public:
   }
   std::unique_ptr<matrix> load(const stored_matrix& m) override {
     auto made = load_cuda_matrix(m, memory_, lane().on);
-    variants_.insert(variant_of(m));
+    note(variant_of(m));
     return made;
   }
   std::unique_ptr<expert_set> load_experts(std::span<const stored_expert> experts, int32_t first) override {
     auto made = load_cuda_experts(experts, first, memory_, lane().on);
-    if (!experts.empty()) variants_.insert(variant_of(experts[0]));
+    if (!experts.empty()) note(variant_of(experts[0]));
     return made;
   }
 
@@ -251,6 +252,7 @@ public:
   int32_t device() const { return device_; }
   std::vector<weight_variant> variants() const { return {variants_.begin(), variants_.end()}; }
   bool park(const weight_variant& v) {
+    if (v.rows == row_class::prefill) return std::exchange(lane_.has_wgmma, false); // all of them go together
     if (v.how != stored_matrix::format::exl3 || v.book != stored_matrix::codebook::mul1) return false;
     uint32_t& parked = v.is_experts ? lane_.parked_experts : lane_.parked_linears;
     const uint32_t bits = 1U << v.rate | (v.is_experts ? 1U << v.down_rate : 0U);
@@ -260,6 +262,12 @@ public:
   }
 
 private:
+  void note(weight_variant v) {
+    variants_.insert(v);
+    v.rows = row_class::prefill;
+    if (lane_.has_wgmma && v.how == stored_matrix::format::exl3) variants_.insert(v);
+  }
+
   // Products with other matrices are the same in both classes.
   bool has_classes(const matrix_view& m) const { return lane_.has_wgmma && m.is_trellis; }
 
