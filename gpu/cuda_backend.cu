@@ -6,6 +6,7 @@
 #include "gpu/cuda_load.h"
 #include "gpu/cuda_ops.h"
 #include "gpu/moe_cuda.h"
+#include "gpu/plain_gemm.h"
 
 #include <algorithm>
 #include <set>
@@ -89,12 +90,12 @@ public:
   }
   std::unique_ptr<matrix> load(const stored_matrix& m) override {
     auto made = load_cuda_matrix(m, memory_, lane().on);
-    note(variant_of(m));
+    note(variant_of(m), has_classes(view_of(*made)));
     return made;
   }
   std::unique_ptr<expert_set> load_experts(std::span<const stored_expert> experts, int32_t first) override {
     auto made = load_cuda_experts(experts, first, memory_, lane().on);
-    if (!experts.empty()) note(variant_of(experts[0]));
+    if (!experts.empty()) note(variant_of(experts[0]), lane_.has_wgmma && made->is_trellis);
     return made;
   }
 
@@ -252,7 +253,8 @@ public:
   int32_t device() const { return device_; }
   std::vector<weight_variant> variants() const { return {variants_.begin(), variants_.end()}; }
   bool park(const weight_variant& v) {
-    if (v.rows == row_class::prefill) return std::exchange(lane_.has_wgmma, false); // all of them go together
+    if (v.rows == row_class::prefill) // all of them go together
+      return std::exchange(v.how == stored_matrix::format::exl3 ? lane_.has_wgmma : lane_.has_plain_gemm, false);
     if (v.how != stored_matrix::format::exl3 || v.book != stored_matrix::codebook::mul1) return false;
     uint32_t& parked = v.is_experts ? lane_.parked_experts : lane_.parked_linears;
     const uint32_t bits = 1U << v.rate | (v.is_experts ? 1U << v.down_rate : 0U);
@@ -262,14 +264,16 @@ public:
   }
 
 private:
-  void note(weight_variant v) {
+  void note(weight_variant v, bool has_prefill_form) {
     variants_.insert(v);
     v.rows = row_class::prefill;
-    if (lane_.has_wgmma && v.how == stored_matrix::format::exl3) variants_.insert(v);
+    if (has_prefill_form) variants_.insert(v);
   }
 
   // Products with other matrices are the same in both classes.
-  bool has_classes(const matrix_view& m) const { return lane_.has_wgmma && m.is_trellis; }
+  bool has_classes(const matrix_view& m) const {
+    return (lane_.has_wgmma && m.is_trellis) || (lane_.has_plain_gemm && plain_gemm_serves(m));
+  }
 
   // Calls f(first row, rows, lane of their class) for each run of rows; once for all where classes are the same.
   template <class F> void each_run(int64_t n_rows, bool split, const F& f) {

@@ -1,4 +1,5 @@
 // Linears on the device: which kernels serve a matrix and a class of rows.
+#include "gpu/plain_gemm.h"
 #include "gpu/plain_linear.h"
 #include "gpu/trellis_block.cuh"
 #include "gpu/trellis_gemm.h"
@@ -46,7 +47,10 @@ void linear_cuda(tensor y, tensor x, const matrix_view& m, int64_t rows, int64_t
     a.out = m.out;
     return lane.rows == row_class::prefill && lane.has_wgmma ? trellis_gemm_cuda(a, lane) : trellis_gemv_cuda(a, lane);
   }
-  plain_linear_cuda(y, x, m, rows, x_stride, y_stride, lane);
+  if (lane.rows == row_class::prefill && lane.has_plain_gemm && plain_gemm_serves(m))
+    plain_gemm_cuda(y, x, m, rows, x_stride, y_stride, lane);
+  else
+    plain_linear_cuda(y, x, m, rows, x_stride, y_stride, lane);
 }
 
 } // namespace troupe

@@ -1,5 +1,5 @@
-// Products with matrices that are not EXL3: dense, fp8, fp4. One numeric class: few rows and many give a row the same
-// bits.
+// Products with matrices that are not EXL3: dense, fp8, fp4. Few rows and many give a row the same bits: f32 and f16
+// have one numeric class, the others have plain_gemm.h for prefill.
 #pragma once
 
 #include "gpu/cuda_matrix.h"

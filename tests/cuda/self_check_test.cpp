@@ -21,7 +21,7 @@ std::vector<weight_variant> variants() {
   for (const format how : {format::fp8_block, format::fp4}) all.push_back({.is_experts = true, .how = how});
   all.push_back({.type = dtype::bf16});
   for (size_t i = 0, n = all.size(); i < n; ++i) {
-    if (all[i].how != format::exl3) continue;
+    if (all[i].is_experts && all[i].how != format::exl3) continue;
     all.push_back(all[i]);
     all.back().rows = row_class::prefill;
   }
