@@ -74,6 +74,7 @@ std::vector<std::string> parked_kernels(const counters& n) {
   };
   add("linear", n.parked_linears);
   add("experts", n.parked_experts);
+  if (n.parked_prompts) names.emplace_back("products of prompts");
   return names;
 }
 

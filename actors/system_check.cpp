@@ -33,6 +33,10 @@ void check_kernels(backend& device, counters& numbers) {
   for (const weight_variant& v : used) {
     const auto is_parked = [&](const kernel_finding& f) { return f.is_parked && f.kernel == name(v); };
     if (std::none_of(found.begin(), found.end(), is_parked)) continue;
+    if (v.rows == row_class::prefill) {
+      numbers.parked_prompts = true;
+      continue;
+    }
     auto& rates = v.is_experts ? numbers.parked_experts : numbers.parked_linears;
     rates |= 1U << v.rate | (v.is_experts ? 1U << v.down_rate : 0U);
   }

@@ -2,6 +2,7 @@
 // the limit they reach, with the target of each row. usage: bench_cuda [--list] [name part ...], e.g. "16384x16384 K=3"
 // --list: names and targets of all rows, without a device.
 // Weights are rotated through more than 256 MB, so every call reads them from device memory (exl3-peer-speed's method).
+#include "bench/cuda_rows_bench.h"
 #include "bench/cuda_targets.h"
 #include "gpu/cuda_backend.h"
 #include "gpu/sample.h"
@@ -207,9 +208,19 @@ int main(int argc, char** argv) {
   for (const int64_t rows : {1, 8})
     if (wanted(text("sampler 129280 top_p m=%lld", static_cast<long long>(rows)))) bench_sampler(*b, rows);
   if (wanted("moe")) bench_moe(*b, 6, {1, 4, 8, 16});
-  b->set_row_class(row_class::prefill);
+  const bench::measure_call measure = [&](const std::string& name, const std::function<void()>& call, tensor any,
+                                          double bytes) {
+    row(name, time_calls(*b, std::vector<std::function<void()>>(4, call), any), 0, bytes);
+  };
+  bench::bench_rows(*b, 1, 65536, wanted, measure);
+  b->set_row_classes(all_prefill);
+  bench::bench_rows(*b, 8192, 8192, wanted, measure);
+  const auto long_only = [](const std::string& name) {
+    return wanted(name) && (name.starts_with("attention m") || name.starts_with("select_entries"));
+  };
+  bench::bench_rows(*b, 8192, 65536, long_only, measure);
   for (const gemv_shape& s : {gemv_shape{5120, 2304, 6}, gemv_shape{16384, 16384, 6}, gemv_shape{1280, 32768, 10}})
     bench_linear(*b, "gemm", a, s, {64, 1024, 4096});
-  if (wanted("moe")) bench_moe(*b, 6, {64, 1536, 4096});
+  if (wanted("moe")) bench_moe(*b, 6, {64, 1536, 4096, 8192});
   return 0;
 }

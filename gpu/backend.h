@@ -118,9 +118,16 @@ enum class quantiser : uint8_t {
 }; // model.md 2.7: QDQ_fp8, QDQ_fp4_e8m0_32, QDQ_fp4_e4m3_16
 enum class engram_format : uint8_t { fp8, mxint4, mxint3, bf16 }; // exl3.md 14.1, 14.3, 14.4; bf16: no scales
 
-// What a row is computed for (design.md section 6). Sums of the two classes differ in low bits; within a class the bits
-// of a row do not depend on how many rows share the call.
+// What a row is computed for (design.md section 6). Sums of the two classes may differ in low bits; within a class the
+// bits of a row do not depend on how many rows share the call.
 enum class row_class : uint8_t { decode, prefill };
+
+// Rows of one class that follow one another.
+struct row_run {
+  row_class rows = row_class::decode;
+  int64_t n = 0;
+};
+inline constexpr row_run all_prefill[] = {{row_class::prefill, INT64_MAX}}; // every row of any call
 
 // A captured sequence of operations with fixed arguments.
 class graph {
@@ -143,8 +150,9 @@ public:
   virtual std::unique_ptr<matrix> load(const stored_matrix&) = 0; // throws std::runtime_error naming the tensor
   virtual std::unique_ptr<expert_set> load_experts(std::span<const stored_expert>, int32_t first) = 0;
 
-  // Of all rows of the calls that follow; `decode` at first. The host has one class for everything.
-  virtual void set_row_class(row_class) {}
+  // The classes of the rows of the calls that follow: runs from row 0 of a call on, in order; rows behind the last run
+  // are `decode`, as all are at first. Reaches the operations with a matrix. The host has one class for everything.
+  virtual void set_row_classes(std::span<const row_run>) {}
 
   // Rows and tables.
   virtual void embed(tensor y, tensor table, int64_t first_id,

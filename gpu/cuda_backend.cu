@@ -6,10 +6,12 @@
 #include "gpu/cuda_load.h"
 #include "gpu/cuda_ops.h"
 #include "gpu/moe_cuda.h"
+#include "gpu/plain_gemm.h"
 #include "gpu/row_sampler.h"
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace troupe {
 namespace {
@@ -23,6 +25,11 @@ public:
     if (ready != nullptr) cudaGraphExecDestroy(ready);
   }
 };
+
+// Rows [first, first + n) of f32 rows of `width`, whatever the shape says.
+tensor rows_of(tensor t, int64_t first, int64_t n, int64_t width) {
+  return tensor(t.f32() + first * width, dtype::f32, {n, width});
+}
 
 // A stream that ends after everything that uses it.
 class own_stream {
@@ -84,16 +91,16 @@ public:
   }
   std::unique_ptr<matrix> load(const stored_matrix& m) override {
     auto made = load_cuda_matrix(m, memory_, lane().on);
-    variants_.insert(variant_of(m));
+    note(variant_of(m), has_classes(view_of(*made)));
     return made;
   }
   std::unique_ptr<expert_set> load_experts(std::span<const stored_expert> experts, int32_t first) override {
     auto made = load_cuda_experts(experts, first, memory_, lane().on);
-    if (!experts.empty()) variants_.insert(variant_of(experts[0]));
+    if (!experts.empty()) note(variant_of(experts[0]), lane_.has_wgmma && made->is_trellis);
     return made;
   }
 
-  void set_row_class(row_class rows) override { lane_.rows = rows; }
+  void set_row_classes(std::span<const row_run> runs) override { runs_.assign(runs.begin(), runs.end()); }
 
   void embed(tensor y, tensor table, int64_t first_id, tensor ids) override {
     embed_cuda(y, table, first_id, ids, lane());
@@ -108,16 +115,21 @@ public:
   void write_rings(tensor rings, tensor x, const step_rows& rows) override { write_rings_cuda(rings, x, rows, lane()); }
   void rms_norm(tensor y, tensor x, tensor weight, float eps) override { rms_norm_cuda(y, x, weight, eps, lane()); }
   void linear(tensor y, tensor x, const matrix& m) override {
-    const int64_t rows = x.n_elements() / m.in;
-    linear_cuda(y, x, view_of(m), rows, m.in, m.out, lane());
+    const matrix_view& w = view_of(m);
+    each_run(x.n_elements() / m.in, has_classes(w), [&](int64_t first, int64_t n, const cuda_lane& on) {
+      linear_cuda(rows_of(y, first, n, m.out), rows_of(x, first, n, m.in), w, n, m.in, m.out, on);
+    });
   }
   void linear_grouped(tensor y, tensor x, std::span<const matrix* const> groups) override {
     const int64_t rows = x.rows(), n = static_cast<int64_t>(groups.size());
     for (int64_t g = 0; g < n; ++g) {
       const matrix& m = *groups[static_cast<size_t>(g)];
-      const tensor in(x.f32() + g * m.in, dtype::f32, {rows, m.in});
-      const tensor out(y.f32() + g * m.out, dtype::f32, {rows, m.out});
-      linear_cuda(out, in, view_of(m), rows, n * m.in, n * m.out, lane());
+      const int64_t in = n * m.in, out = n * m.out; // widths of whole rows
+      each_run(rows, has_classes(view_of(m)), [&](int64_t first, int64_t count, const cuda_lane& on) {
+        const tensor from(x.f32() + first * in + g * m.in, dtype::f32, {count, m.in});
+        const tensor to(y.f32() + first * out + g * m.out, dtype::f32, {count, m.out});
+        linear_cuda(to, from, view_of(m), count, in, out, on);
+      });
     }
   }
   void rope(tensor x, tensor positions, tensor frequencies, bool inverse) override {
@@ -128,13 +140,14 @@ public:
   void scale(tensor x, float by) override { scale_cuda(x, by, lane()); }
 
   void mix(const mix_args& a) override {
-    each_slab(a.h.rows(), a.fn->out, [&](int64_t first, int64_t n, tensor z, const cuda_lane& rest) {
+    const matrix_view& fn = view_of(*a.fn);
+    each_slab(a.h.rows(), fn, [&](int64_t first, int64_t n, tensor z, const cuda_lane& rest) {
       mix_args part = a;
       part.pre = a.pre.slice(first, n);
       part.post = a.post.slice(first, n);
       part.comb = a.comb.slice(first, n);
       part.h = a.h.slice(first, n);
-      linear_cuda(z, part.h, view_of(*a.fn), n, a.fn->in, a.fn->out, rest);
+      linear_cuda(z, part.h, fn, n, fn.in, fn.out, rest);
       mix_coefficients_cuda(part, z, rest);
     });
   }
@@ -151,17 +164,24 @@ public:
 
   void route(tensor ids, tensor weights, tensor x, const matrix& gate, tensor bias, tensor bias_vl, tensor vl,
              float by) override {
-    each_slab(ids.rows(), gate.out, [&](int64_t first, int64_t n, tensor score, const cuda_lane& rest) {
+    each_slab(ids.rows(), view_of(gate), [&](int64_t first, int64_t n, tensor score, const cuda_lane& rest) {
       linear_cuda(score, x.slice(first, n), view_of(gate), n, gate.in, gate.out, rest);
       route_cuda(ids.slice(first, n), weights.slice(first, n), score, bias, bias_vl, vl ? vl.slice(first, n) : vl, by,
                  rest);
     });
   }
   void experts(tensor y, tensor x, const expert_set& set, tensor ids, tensor weights, float limit) override {
-    experts_cuda(y, x, static_cast<const cuda_expert_set&>(set), ids, weights, limit, lane());
+    const auto& own = static_cast<const cuda_expert_set&>(set);
+    each_run(ids.rows(), lane_.has_wgmma && own.is_trellis, [&](int64_t first, int64_t n, const cuda_lane& on) {
+      experts_cuda(y.slice(first, n), x.slice(first, n), own, ids.slice(first, n), weights.slice(first, n), limit, on);
+    });
   }
   void gated_mlp(tensor y, tensor x, const matrix& gate, const matrix& up, const matrix& down, float limit) override {
-    gated_mlp_cuda(y, x, view_of(gate), view_of(up), view_of(down), limit, lane());
+    const matrix_view &g = view_of(gate), &u = view_of(up), &d = view_of(down);
+    const bool split = has_classes(g) || has_classes(u) || has_classes(d);
+    each_run(x.n_elements() / gate.in, split, [&](int64_t first, int64_t n, const cuda_lane& on) {
+      gated_mlp_cuda(rows_of(y, first, n, down.out), rows_of(x, first, n, gate.in), g, u, d, limit, on);
+    });
   }
 
   void dequant_rows(tensor y, tensor records, engram_format format, int64_t width) override {
@@ -237,6 +257,8 @@ public:
   int32_t device() const { return device_; }
   std::vector<weight_variant> variants() const { return {variants_.begin(), variants_.end()}; }
   bool park(const weight_variant& v) {
+    if (v.rows == row_class::prefill) // all of them go together
+      return std::exchange(v.how == stored_matrix::format::exl3 ? lane_.has_wgmma : lane_.has_plain_gemm, false);
     if (v.how != stored_matrix::format::exl3 || v.book != stored_matrix::codebook::mul1) return false;
     uint32_t& parked = v.is_experts ? lane_.parked_experts : lane_.parked_linears;
     const uint32_t bits = 1U << v.rate | (v.is_experts ? 1U << v.down_rate : 0U);
@@ -246,17 +268,44 @@ public:
   }
 
 private:
-  // Calls f(first row, rows, f32 (rows, columns) of scratch, lane with the rest of it) for slabs of rows.
-  template <class F> void each_slab(int64_t n_rows, int64_t columns, const F& f) {
-    const int64_t row_bytes = columns * 4, slab = std::min(n_rows, lane_.scratch_bytes / 4 / row_bytes);
-    TROUPE_CHECK(n_rows == 0 || slab > 0, "the scratch of a lane holds a row of any matrix");
-    for (int64_t first = 0; first < n_rows; first += slab) {
-      const int64_t n = std::min(slab, n_rows - first), used = (n * row_bytes + 255) / 256 * 256;
-      cuda_lane rest = lane();
-      rest.scratch += used;
-      rest.scratch_bytes -= used;
-      f(first, n, tensor(lane_.scratch, dtype::f32, {n, columns}), rest);
+  void note(weight_variant v, bool has_prefill_form) {
+    variants_.insert(v);
+    v.rows = row_class::prefill;
+    if (has_prefill_form) variants_.insert(v);
+  }
+
+  // Products with other matrices are the same in both classes.
+  bool has_classes(const matrix_view& m) const {
+    return (lane_.has_wgmma && m.is_trellis) || (lane_.has_plain_gemm && plain_gemm_serves(m));
+  }
+
+  // Calls f(first row, rows, lane of their class) for each run of rows; once for all where classes are the same.
+  template <class F> void each_run(int64_t n_rows, bool split, const F& f) {
+    cuda_lane on = lane();
+    int64_t first = 0;
+    for (size_t i = 0; split && i < runs_.size() && first < n_rows; ++i) {
+      const int64_t n = std::min(runs_[i].n, n_rows - first);
+      on.rows = runs_[i].rows;
+      if (n > 0) f(first, n, on);
+      first += n;
     }
+    on.rows = row_class::decode;
+    if (first < n_rows) f(first, n_rows - first, on);
+  }
+
+  // Calls f(first row, rows, f32 (rows, m.out) of scratch, lane of their class with the rest of it) for slabs of runs.
+  template <class F> void each_slab(int64_t n_rows, const matrix_view& m, const F& f) {
+    const int64_t row_bytes = int64_t{m.out} * 4, slab = lane_.scratch_bytes / 4 / row_bytes;
+    TROUPE_CHECK(slab > 0, "the scratch of a lane holds a row of any matrix");
+    each_run(n_rows, has_classes(m), [&](int64_t begin, int64_t count, const cuda_lane& on) {
+      for (int64_t done = 0; done < count; done += slab) {
+        const int64_t n = std::min(slab, count - done), used = (n * row_bytes + 255) / 256 * 256;
+        cuda_lane rest = on;
+        rest.scratch += used;
+        rest.scratch_bytes -= used;
+        f(begin + done, n, tensor(on.scratch, dtype::f32, {n, m.out}), rest);
+      }
+    });
   }
 
   int32_t device_;
@@ -265,6 +314,7 @@ private:
   own_stream stream_;
   cuda_memory memory_;
   cuda_lane lane_;
+  std::vector<row_run> runs_;
   std::set<weight_variant> variants_;
   std::vector<float> meeting_; // host memory for collectives, reused
 };

@@ -24,8 +24,7 @@ std::vector<cuda_device_info> list_cuda_devices(std::string& why);
 struct cuda_backend_config {
   int32_t device = 0;
   int64_t memory_bytes = INT64_MAX;  // allocations past it fail by name, as those past the card's memory do
-  int64_t scratch_bytes = 512 << 20; // prefill of experts decodes them again for every slab that fits: 0.24 MB a row of
-                                     // the real model and 105 MB
+  int64_t scratch_bytes = 512 << 20; // 13,000 pairs of row and expert of the real model at once in prefill
   collective* group = nullptr;       // borrowed; nullptr: one rank. Meets through host memory
 };
 

@@ -70,12 +70,12 @@ __device__ inline void multiply_tiles(float (&acc)[T::head_tiles][T::other_tiles
                                       bool with_low) {
 #pragma unroll
   for (int word = 0; word < T::words; word += 8) {
-    uint32_t bh[T::other_tiles][2], bl[T::other_tiles][2];
+    uint32_t bh[T::other_tiles][2], bl[T::other_tiles][2] = {};
 #pragma unroll
     for (int n = 0; n < T::other_tiles; ++n) {
       const int at = n * ColumnStep + word * PairStep;
       bh[n][0] = b_high[at], bh[n][1] = b_high[at + 4 * PairStep];
-      bl[n][0] = b_low[at], bl[n][1] = b_low[at + 4 * PairStep];
+      if (with_low) bl[n][0] = b_low[at], bl[n][1] = b_low[at + 4 * PairStep]; // shared memory is the narrowest part
     }
 #pragma unroll
     for (int m = 0; m < T::head_tiles; ++m) {

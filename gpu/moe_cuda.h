@@ -53,7 +53,8 @@ inline int most_runs(const moe_args& a) {
 
 inline int padded_chunks(int n) { return (n + 127) / 128; } // Hadamard blocks of a real width
 
-// y = sum over slots of this rank, in slot order. In slabs of rows that fit the lane's scratch.
+// y = sum over slots of this rank, in slot order (prefill class: in order of experts). In slabs of rows that fit the
+// lane's scratch.
 void experts_cuda(tensor y, tensor x, const cuda_expert_set&, tensor ids, tensor weights, float limit,
                   const cuda_lane&);
 // y += the gated product of three matrices of any formats.

@@ -1,10 +1,12 @@
 // Segments of experts and what surrounds their products. Sorted rows: the pairs of an expert one after another from a
-// multiple of eight on, so that its rows are whole groups of gemm_rows.
+// multiple of eight on, so that its rows are whole groups of gemm_rows. As many sorted rows as fit the scratch are
+// multiplied at once, so that an expert is decoded once, or twice where it is cut.
 #include "gpu/moe_prefill.h"
 
 #include "gpu/cuda_check.cuh"
 #include "gpu/gemm_rows.cuh"
 #include "gpu/moe_trellis.cuh"
+#include "gpu/row_grid.cuh"
 #include "gpu/scratch_cut.h"
 
 #include <algorithm>
@@ -13,7 +15,9 @@ namespace troupe {
 namespace {
 
 constexpr int plan_threads = 1024; // one an expert at least: experts_cuda checks that
-constexpr int place_threads = 256;
+constexpr int place_threads = 256, sum_threads = 256;
+constexpr int max_slots = 64;          // experts of a row
+constexpr int64_t most_part = 1 << 20; // rows whose pairs are sorted together
 // An expert's rows are cut into whole tiles of the largest size; the rest goes to the list of the smallest that takes
 // it.
 constexpr int segment_lists = 3;
@@ -26,21 +30,37 @@ struct sorted_rows {
   int32_t* first_row = nullptr;              // (experts)
   int32_t* n_rows = nullptr;                 // sorted rows with the gaps behind experts
   int32_t* n_segments = nullptr;             // (segment_lists)
-  row_segment* segments[segment_lists] = {}; // by tile
+  row_segment* segments[segment_lists] = {}; // by tile, of the slab
   int32_t* pair = nullptr;                   // (sorted rows), -1 in a gap
   int32_t* place = nullptr;                  // (pairs): its sorted row; undefined for pairs of other ranks
-  int32_t most_rows = 0;                     // what there is room for
 };
 
 struct prefill_args {
   moe_args m;
   sorted_rows s;
-  gemm_rows x[2], hidden;   // hidden takes the place of x
-  float* product[2] = {};   // (sorted rows, width)
-  float* outputs = nullptr; // (sorted rows, dim), takes the place of x and the products behind `hidden`
+  int32_t most_rows = 0;           // sorted rows there can be
+  int32_t slab = 0, slab_rows = 0; // first sorted row of the slab, a multiple of eight, and its size
+  gemm_rows x[2], hidden;          // of the slab; hidden takes the place of x
+  float* product[2] = {};          // (slab rows, width)
+  float* outputs = nullptr;        // (slab rows, dim), takes the place of x and the products behind `hidden`
 };
 
-// One block. Sums over experts: sorted rows, then segments of each list.
+// Inclusive sums over the threads of a block of plan_threads.
+__device__ int4 sum_to_here(int4 v, int4* shared) {
+  const int me = threadIdx.x;
+  for (int step = 1; step < plan_threads; step *= 2) {
+    shared[me] = v;
+    __syncthreads();
+    if (me >= step) {
+      const int4 before = shared[me - step];
+      v = make_int4(v.x + before.x, v.y + before.y, v.z + before.z, v.w + before.w);
+    }
+    __syncthreads();
+  }
+  return v;
+}
+
+// One block: the sorted rows of each expert, then the segments of those in the slab.
 __global__ void __launch_bounds__(plan_threads) plan_segments_kernel(prefill_args a) {
   __shared__ int32_t count[plan_threads];
   __shared__ int4 sums[plan_threads];
@@ -52,35 +72,27 @@ __global__ void __launch_bounds__(plan_threads) plan_segments_kernel(prefill_arg
     if (e >= 0 && e < a.m.n_experts) atomicAdd(&count[e], 1);
   }
   __syncthreads();
-  const int n = count[me], whole = n / large_tile, rest = n % large_tile;
+  const int all = count[me], all_rows = (all + 7) / 8 * 8;
+  const int first = sum_to_here(make_int4(all_rows, 0, 0, 0), sums).x - all_rows;
+  const int begin = max(first, a.slab), n = max(min(first + all, a.slab + a.slab_rows) - begin, 0);
+  const int whole = n / large_tile, rest = n % large_tile;
   const int list = rest > middle_tile ? 0 : rest > small_tile ? 1 : 2;
-  const int4 mine =
-      make_int4((n + 7) / 8 * 8, whole + (rest > 0 && list == 0), rest > 0 && list == 1, rest > 0 && list == 2);
-  int4 sum = mine; // inclusive
-  for (int step = 1; step < plan_threads; step *= 2) {
-    sums[me] = sum;
-    __syncthreads();
-    if (me >= step) {
-      const int4 before = sums[me - step];
-      sum = make_int4(sum.x + before.x, sum.y + before.y, sum.z + before.z, sum.w + before.w);
-    }
-    __syncthreads();
-  }
+  const int4 sum = sum_to_here(
+      make_int4(whole + (rest > 0 && list == 0), rest > 0 && list == 1, rest > 0 && list == 2, all_rows), sums);
   if (me == plan_threads - 1) {
-    *a.s.n_rows = sum.x;
-    a.s.n_segments[0] = sum.y;
-    a.s.n_segments[1] = sum.z;
-    a.s.n_segments[2] = sum.w;
+    a.s.n_segments[0] = sum.x;
+    a.s.n_segments[1] = sum.y;
+    a.s.n_segments[2] = sum.z;
+    *a.s.n_rows = sum.w;
   }
   if (me >= a.m.n_experts) return;
-  const int first = sum.x - mine.x;
-  a.s.count[me] = n;
+  a.s.count[me] = all;
   a.s.first_row[me] = first;
-  for (int i = 0; i < whole; ++i)
-    a.s.segments[0][sum.y - mine.y + i] = {me, first / 8 + i * (large_tile / 8), large_tile};
+  const int group = (begin - a.slab) / 8, own = whole + (rest > 0 && list == 0); // in the list of large tiles
+  for (int i = 0; i < whole; ++i) a.s.segments[0][sum.x - own + i] = {me, group + i * (large_tile / 8), large_tile};
   if (rest == 0) return;
-  const int at = (list == 0 ? sum.y : list == 1 ? sum.z : sum.w) - 1;
-  a.s.segments[list][at] = {me, first / 8 + whole * (large_tile / 8), rest};
+  const int at = (list == 0 ? sum.x : list == 1 ? sum.y : sum.z) - 1;
+  a.s.segments[list][at] = {me, group + whole * (large_tile / 8), rest};
 }
 
 // A block an expert: its pairs in ascending order. A thread owns a run of neighbouring pairs.
@@ -109,22 +121,25 @@ __global__ void __launch_bounds__(place_threads) place_pairs_kernel(prefill_args
   if (me < (n + 7) / 8 * 8 - n) a.s.pair[a.s.first_row[e] + n + me] = -1;
 }
 
-// A block a sorted row and part (gate, up).
+// The pair of row `at` of the slab, -1: there is none.
+__device__ int pair_at(const prefill_args& a, int at) {
+  const int row = a.slab + at;
+  return row < *a.s.n_rows ? a.s.pair[row] : -1;
+}
+
+// A block a row of the slab and part: gate and up of a row side by side, so that the second finds x in L2.
 __global__ void __launch_bounds__(most_row_threads) transform_pairs_kernel(prefill_args a) {
-  const int64_t row = blockIdx.x;
-  if (row >= *a.s.n_rows) return;
-  const int pair = a.s.pair[row], part = blockIdx.y;
+  const int row = static_cast<int>(blockIdx.x / 2), part = static_cast<int>(blockIdx.x % 2), pair = pair_at(a, row);
   if (pair < 0) return;
   const trellis_view& w = a.m.table[(a.m.ids[pair] - a.m.first) * 3 + part].trellis;
   const row_reader x{a.m.x + static_cast<int64_t>(pair / a.m.k) * a.m.dim, a.m.dim};
   transform_row(a.x[part], row, w.in, w.suh, x);
 }
 
-// A block a sorted row: the activation, ready for the down product.
+// A block a row of the slab: the activation, ready for the down product.
 __global__ void __launch_bounds__(most_row_threads) transform_hidden_kernel(prefill_args a) {
   const int64_t row = blockIdx.x;
-  if (row >= *a.s.n_rows) return;
-  const int pair = a.s.pair[row];
+  const int pair = pair_at(a, static_cast<int>(row));
   if (pair < 0) return;
   const trellis_view& w = a.m.table[(a.m.ids[pair] - a.m.first) * 3 + 2].trellis;
   const row_reader gate{a.product[0] + row * a.m.width, a.m.width}, up{a.product[1] + row * a.m.width, a.m.width};
@@ -136,33 +151,51 @@ __global__ void __launch_bounds__(most_row_threads) transform_hidden_kernel(pref
   });
 }
 
-// Slots of other ranks are left out.
-__global__ void sum_sorted_kernel(prefill_args a) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, row = blockIdx.y;
-  if (i >= a.m.dim) return;
-  float sum = 0;
-  for (int slot = 0; slot < a.m.k; ++slot) {
-    const int64_t pair = row * a.m.k + slot;
+// A block adds what the slab has of a row, ascending by sorted row, that is by expert: so the order does not depend on
+// where slabs end. Slots of other ranks are left out.
+template <bool Fours> __global__ void __launch_bounds__(sum_threads) sum_sorted_kernel(prefill_args a) {
+  __shared__ int32_t place[max_slots], order[max_slots];
+  __shared__ int32_t n_shared;
+  const int me = threadIdx.x;
+  const int64_t row = blockIdx.x, dim = a.m.dim;
+  if (me == 0) n_shared = 0;
+  if (me < a.m.k) {
+    const int64_t pair = row * a.m.k + me;
     const int e = a.m.ids[pair] - a.m.first;
-    if (e >= 0 && e < a.m.n_experts) sum += a.outputs[a.s.place[pair] * static_cast<int64_t>(a.m.dim) + i];
+    const int at = e >= 0 && e < a.m.n_experts ? a.s.place[pair] - a.slab : -1;
+    place[me] = at < a.slab_rows ? at : -1;
   }
-  a.m.y[row * a.m.dim + i] = sum;
+  __syncthreads();
+  if (me < a.m.k && place[me] >= 0) {
+    int before = 0;
+    for (int slot = 0; slot < a.m.k; ++slot) before += place[slot] >= 0 && place[slot] < place[me] ? 1 : 0;
+    order[before] = place[me];
+    atomicAdd(&n_shared, 1);
+  }
+  __syncthreads();
+  const int n = n_shared;
+  if (n == 0 && a.slab > 0) return;
+  float* y = a.m.y + row * dim;
+  for (int64_t i = 4 * me; i < dim; i += 4 * sum_threads) {
+    float4 sum = a.slab > 0 ? device::load_four<Fours>(y, i, dim) : make_float4(0, 0, 0, 0);
+    for (int j = 0; j < n; ++j)
+      sum = device::each_of(sum, device::load_four<Fours>(a.outputs + order[j] * dim, i, dim),
+                            [](float p, float q) { return p + q; });
+    device::store_four<Fours>(y, i, dim, sum);
+  }
 }
 
-// Lays the buffers of a.m.rows rows out and tells how many bytes they take.
+// Lays the buffers of a.m.rows rows in slabs of a.slab_rows out and tells how many bytes they take.
 int64_t cut_buffers(prefill_args& a, const cuda_lane& lane) {
   scratch_cut cut(lane);
-  const int64_t pairs = static_cast<int64_t>(a.m.rows) * a.m.k,
-                rows = (pairs + 7 * std::min<int64_t>(pairs, a.m.n_experts) + 7) / 8 * 8;
+  const int64_t pairs = static_cast<int64_t>(a.m.rows) * a.m.k, rows = a.slab_rows;
   const int64_t dim = padded_chunks(a.m.dim) * 128, width = padded_chunks(a.m.width) * 128;
-  a.s.most_rows = static_cast<int32_t>(rows);
   a.s.count = cut.take<int32_t>(a.m.n_experts);
   a.s.first_row = cut.take<int32_t>(a.m.n_experts);
   a.s.n_rows = cut.take<int32_t>(1);
   a.s.n_segments = cut.take<int32_t>(segment_lists);
-  for (row_segment*& list : a.s.segments)
-    list = cut.take<row_segment>(std::min<int64_t>(pairs, a.m.n_experts + pairs / 256));
-  a.s.pair = cut.take<int32_t>(rows);
+  for (row_segment*& list : a.s.segments) list = cut.take<row_segment>(a.m.n_experts + rows / large_tile);
+  a.s.pair = cut.take<int32_t>(a.most_rows);
   a.s.place = cut.take<int32_t>(pairs);
   for (gemm_rows* r : {&a.x[0], &a.x[1], &a.hidden}) {
     r->groups = rows / 8;
@@ -177,6 +210,17 @@ int64_t cut_buffers(prefill_args& a, const cuda_lane& lane) {
   a.hidden.at = after.take<uint8_t>(gemm_rows::size_bytes(a.hidden.groups, width));
   a.outputs = after.take<float>(rows * a.m.dim);
   return std::max(cut.used(), after.used());
+}
+
+// Sets slab_rows to the most that fit: 0, not even a group. Slabs are of about the same size.
+void fit_slab(prefill_args& a, const cuda_lane& lane) {
+  for (int64_t n_slabs = 1; n_slabs <= a.most_rows / 8; n_slabs = n_slabs < 64 ? n_slabs + 1 : n_slabs * 2) {
+    const int64_t each = (a.most_rows + n_slabs - 1) / n_slabs, step = each < large_tile ? 8 : large_tile;
+    a.slab_rows = static_cast<int32_t>((each + step - 1) / step * step);
+    if (cut_buffers(a, lane) <= lane.scratch_bytes) return;
+  }
+  a.slab_rows = 8;
+  if (cut_buffers(a, lane) > lane.scratch_bytes) a.slab_rows = 0;
 }
 
 void multiply_lists(gemm_args g, const prefill_args& a, const cuda_lane& lane) {
@@ -200,7 +244,7 @@ void multiply_experts(const prefill_args& a, const cuda_expert_set& set, const c
     up.y[part] = a.product[part];
   }
   multiply_lists(up, a, lane);
-  transform_hidden_kernel<<<a.s.most_rows, row_threads(set.down.trellis.in), 0, lane.on>>>(a);
+  transform_hidden_kernel<<<a.slab_rows, row_threads(set.down.trellis.in), 0, lane.on>>>(a);
   cuda_check_launch("experts: activation");
   gemm_args down;
   down.w = set.down.trellis;
@@ -210,6 +254,21 @@ void multiply_experts(const prefill_args& a, const cuda_expert_set& set, const c
   down.x[0] = a.hidden;
   down.y[0] = a.outputs;
   multiply_lists(down, a, lane);
+}
+
+void run_slab(const prefill_args& a, const cuda_expert_set& set, const cuda_lane& lane) {
+  plan_segments_kernel<<<1, plan_threads, 0, lane.on>>>(a);
+  cuda_check_launch("experts: segments");
+  if (a.slab == 0) {
+    place_pairs_kernel<<<set.n_experts, place_threads, 0, lane.on>>>(a);
+    cuda_check_launch("experts: places");
+  }
+  transform_pairs_kernel<<<2 * a.slab_rows, row_threads(set.gate.trellis.in), 0, lane.on>>>(a);
+  cuda_check_launch("experts: rows");
+  multiply_experts(a, set, lane);
+  const auto kernel = in_fours(a.m.dim, {a.m.y, a.outputs}) ? sum_sorted_kernel<true> : sum_sorted_kernel<false>;
+  kernel<<<a.m.rows, sum_threads, 0, lane.on>>>(a);
+  cuda_check_launch("experts: sum of slots");
 }
 
 } // namespace
@@ -225,30 +284,25 @@ void prefill_experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor
   a.m.n_experts = set.n_experts;
   a.m.limit = limit;
   a.m.table = set.table;
-  // As few slabs as fit, for each decodes the experts again. 65535: the grid's second dimension.
-  int64_t slab = std::min<int64_t>(n_rows, 65535);
-  a.m.rows = static_cast<int32_t>(slab);
-  for (int64_t n_slabs = 2; cut_buffers(a, lane) > lane.scratch_bytes; ++n_slabs) {
-    TROUPE_CHECK(slab > 1, "the scratch of a lane holds the experts of one row");
-    slab = std::min<int64_t>((n_rows + n_slabs - 1) / n_slabs, 65535);
-    a.m.rows = static_cast<int32_t>(slab);
-  }
-  for (int64_t first = 0; first < n_rows; first += slab) {
-    a.m.rows = static_cast<int32_t>(std::min(slab, n_rows - first));
+  TROUPE_CHECK(a.m.k <= max_slots, "a row chooses at most 64 experts");
+  // Lists of pairs for all rows at once, unless they leave the scratch no slab worth its launches.
+  const auto take_rows = [&](int64_t rows) {
+    const int64_t pairs = rows * a.m.k;
+    a.m.rows = static_cast<int32_t>(rows);
+    a.most_rows = static_cast<int32_t>((pairs + 7 * std::min<int64_t>(pairs, a.m.n_experts) + 7) / 8 * 8);
+    fit_slab(a, lane);
+    return a.slab_rows >= std::min(a.most_rows, large_tile);
+  };
+  int64_t part = std::min<int64_t>(n_rows, most_part);
+  while (!take_rows(part) && part > 1) part /= 2;
+  TROUPE_CHECK(a.slab_rows > 0, "the scratch of a lane holds eight sorted rows of experts");
+  for (int64_t first = 0; first < n_rows; first += part) {
+    take_rows(std::min(part, n_rows - first));
     a.m.x = x.f32() + first * a.m.dim;
     a.m.y = y.f32() + first * a.m.dim;
     a.m.ids = ids.i32() + first * a.m.k;
     a.m.weights = weights.f32() + first * a.m.k;
-    cut_buffers(a, lane);
-    plan_segments_kernel<<<1, plan_threads, 0, lane.on>>>(a);
-    cuda_check_launch("experts: segments");
-    place_pairs_kernel<<<set.n_experts, place_threads, 0, lane.on>>>(a);
-    cuda_check_launch("experts: places");
-    transform_pairs_kernel<<<dim3(a.s.most_rows, 2), row_threads(set.gate.trellis.in), 0, lane.on>>>(a);
-    cuda_check_launch("experts: rows");
-    multiply_experts(a, set, lane);
-    sum_sorted_kernel<<<dim3((a.m.dim + 255) / 256, a.m.rows), 256, 0, lane.on>>>(a);
-    cuda_check_launch("experts: sum of slots");
+    for (a.slab = 0; a.slab < a.most_rows; a.slab += a.slab_rows) run_slab(a, set, lane);
   }
 }
 

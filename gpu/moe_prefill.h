@@ -7,8 +7,9 @@
 
 namespace troupe {
 
-// As experts_cuda, for EXL3 sets on a device with wgmma. In slabs of rows that fit the lane's scratch: about 36 KB a
-// pair of the real model (x for gate and up, their products).
+// As experts_cuda, for EXL3 sets on a device with wgmma, but a row's outputs are added in ascending order of experts.
+// All pairs are sorted by expert once, then run in slabs that fit the lane's scratch: about 39 KB a pair of the real
+// model (x for gate and up, their products), so an expert is decoded once whatever the scratch holds.
 void prefill_experts_cuda(tensor y, tensor x, const cuda_expert_set&, tensor ids, tensor weights, float limit,
                           const cuda_lane&);
 

@@ -52,6 +52,35 @@ __device__ __forceinline__ void load_four(float (&w)[4], const plain_view& m, in
   }
 }
 
+// The same; Fours: `in` is a multiple of 4 and `weight` lies at one of 16 bytes, so that k < in reads them as one.
+template <plain_view::format How, bool Fours>
+__device__ __forceinline__ void load_weights(float (&w)[4], const plain_view& m, int in, int n, int k) {
+  using format = plain_view::format;
+  if constexpr (!Fours) return load_four<How>(w, m, in, n, k);
+  const int64_t at = static_cast<int64_t>(n) * in + k;
+  if constexpr (How == format::f32) {
+    const float4 four = *reinterpret_cast<const float4*>(static_cast<const float*>(m.weight) + at);
+    w[0] = four.x, w[1] = four.y, w[2] = four.z, w[3] = four.w;
+  } else if constexpr (How == format::bf16 || How == format::f16) {
+    const uint2 four = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(m.weight) + at);
+    const uint16_t bits[4] = {static_cast<uint16_t>(four.x), static_cast<uint16_t>(four.x >> 16),
+                              static_cast<uint16_t>(four.y), static_cast<uint16_t>(four.y >> 16)};
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      w[i] = How == format::bf16 ? bf16_value(bits[i]) : __half2float(__ushort_as_half(bits[i]));
+  } else if constexpr (How == format::fp8) {
+    const uint32_t four = *reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(m.weight) + at);
+    const float by = e8m0_value(m.scale[static_cast<int64_t>(n / m.rows_a_scale) * ((in + 31) / 32) + k / 32]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = e4m3_value(static_cast<uint8_t>(four >> (8 * i))) * by;
+  } else {
+    const uint32_t four = *reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(m.weight) + at / 2);
+    const float by = e8m0_value(m.scale[static_cast<int64_t>(n) * (in / 32) + k / 32]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = e2m1_value(four >> (4 * i) & 15) * by;
+  }
+}
+
 // sum_k x[r][k] W[n][k] of up to Rows rows by one warp: lane l takes k = 4 l .. 4 l + 3, then + 128; then the lanes'
 // sums by halves. x(r, k) is the element.
 template <plain_view::format How, int Rows, class X>

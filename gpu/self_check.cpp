@@ -7,6 +7,7 @@
 #include "storage/check.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -269,10 +270,11 @@ kernel_finding checker::linear(const weight_variant& v) {
   const known_matrix w(v, packed ? 256 : 96, packed ? 384 : 160, v.rate, random_);
   const auto on_host = host_->load(w.stored), on_device = device_.load(w.stored);
   kernel_finding worst;
-  for (const int64_t n : {1, 7, 33}) { // few rows, many, and more than one block of them
+  const bool prompt = v.rows == row_class::prefill;                                // tiles of 32, 64 and more rows
+  for (const int64_t n : prompt ? std::array{1, 33, 100} : std::array{1, 7, 33}) { // more than one block of them
     const auto x = floats({n, w.stored.in}), y = output({n, w.stored.out});
     run([&](backend& b, bool h) { b.linear(y.of(h), x.of(h), h ? *on_host : *on_device); });
-    const kernel_finding f = compare(name(v), y, packed ? 1e-3 : 2e-6, true);
+    const kernel_finding f = compare(name(v), y, packed ? 1e-3 : prompt ? 1e-5 : 2e-6, true);
     if (n == 1 || f.error > worst.error || !f.is_right) worst = f;
     if (!f.is_right) break;
   }
@@ -297,19 +299,22 @@ kernel_finding checker::experts(const weight_variant& v) {
 }
 
 void checker::weights(const weight_variant& v) {
+  if (v.rows == row_class::prefill) device_.set_row_classes(all_prefill);
   while (true) {
     kernel_finding f = v.is_experts ? experts(v) : linear(v);
     f.is_parked = !f.is_right && park_ && park_(v);
     findings.push_back(f);
-    if (!f.is_parked) return;
+    if (!f.is_parked) break;
   }
+  device_.set_row_classes({});
 }
 
 } // namespace
 
 std::string name(const weight_variant& v) {
   using format = stored_matrix::format;
-  const std::string what = v.is_experts ? "experts " : "linear ";
+  const std::string what = v.is_experts ? "experts " : "linear ",
+                    rows = v.rows == row_class::prefill ? ", prompts" : "";
   const auto k = [](int32_t rate) { return std::to_string(rate / 2) + (rate % 2 != 0 ? ".5" : ""); };
   switch (v.how) {
   case format::dense: return what + (v.type == dtype::f32 ? "f32" : v.type == dtype::bf16 ? "bf16" : "f16");
@@ -318,7 +323,7 @@ std::string name(const weight_variant& v) {
   case format::fp4: return what + "fp4";
   case format::exl3: break;
   }
-  return what + "EXL3 " + name(v.book) + " K=" + k(v.rate) + (v.is_experts ? ", down K=" + k(v.down_rate) : "");
+  return what + "EXL3 " + name(v.book) + " K=" + k(v.rate) + (v.is_experts ? ", down K=" + k(v.down_rate) : "") + rows;
 }
 
 weight_variant variant_of(const stored_matrix& m) {

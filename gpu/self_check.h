@@ -19,6 +19,7 @@ struct weight_variant {
   stored_matrix::codebook book = stored_matrix::codebook::mul1; // exl3
   int32_t rate = 0, down_rate = 0;                              // exl3: 2 K; down_rate of experts
   dtype type = dtype::f32;                                      // dense
+  row_class rows = row_class::decode;                           // prefill where prompts have kernels of their own
   auto operator<=>(const weight_variant&) const = default;
 };
 std::string name(const weight_variant&); // "linear EXL3 mul1 K=3"

@@ -57,8 +57,10 @@ struct sequence_rows {
   std::span<const int32_t> blocks;        // whole block table, covers start + tokens.size() positions
   std::span<const image_span> images;     // all spans of the sequence, ascending
   std::span<const int32_t> image_handles; // per span: from take_image
-  int64_t n_prompt = 0;                   // length of the prompt: prefill mode `tail` needs it
-  int32_t n_logits = 0;                   // logits of the last n rows are wanted
+  // Length of the prompt: rows below it are of the prefill class, the others of the decode class (design.md section 6);
+  // prefill mode `tail` needs it too. 0: not known, all rows are of the decode class.
+  int64_t n_prompt = 0;
+  int32_t n_logits = 0; // logits of the last n rows are wanted
   // Only where a slot is entered at start > 0 without having run what lies before: the tokens right before `start`, as
   // many as the side tables look back on (or all of them). The model itself is given load_slot instead.
   std::span<const int32_t> before;

@@ -23,6 +23,10 @@ struct step_context {
   int32_t layer = 0;           // draft stages count on after the backbone
   bool drafting = false;       // rows are draft blocks: they see each other and leave no cache rows
 
+  void run_on(const row_set& on) {
+    rows = on;
+    be.set_row_classes(on.runs);
+  }
   void show(std::string_view name, tensor t) const {
     if (seen) seen(name, layer, t);
   }

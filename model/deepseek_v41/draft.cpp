@@ -87,7 +87,7 @@ void drafter::upload(std::span<const draft_anchor> anchors) {
 }
 
 void drafter::run_stages(step_context& ctx, std::span<const layer_cache> stages, int64_t n) {
-  ctx.rows = columns_.view(n, {});
+  ctx.run_on(columns_.view(n, {})); // all of the decode class
   ctx.drafting = true;
   const tensor x = ctx.b.x.slice(0, n);
   ends_.embed(x, ctx.rows.ids);

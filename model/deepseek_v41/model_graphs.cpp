@@ -19,6 +19,7 @@ std::vector<draft_anchor> model_v41::with_floors(std::span<const draft_anchor> a
 
 draft_tokens model_v41::draft_next(std::span<const draft_request> requests) {
   TROUPE_CHECK(drafter_ != nullptr, "drafting needs the draft weights");
+  if (requests.empty()) return {};
   std::vector<draft_anchor> anchors;
   for (const draft_request& r : requests) anchors.push_back({r.slot, r.position, r.token});
   anchors = with_floors(anchors);

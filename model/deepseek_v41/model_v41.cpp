@@ -121,11 +121,23 @@ void model_v41::plan_rows(std::span<const sequence_rows> sequences) {
   tail_columns_->clear();
   tail_rows_.clear();
   step_images_.clear();
-  wanted_.clear();
+  record_rows_.clear();
   decodes_only_ = true;
   TROUPE_CHECK(static_cast<int64_t>(sequences.size()) <= options_.max_sequences,
                "a step has at most one entry for each slot");
-  for (const sequence_rows& s : sequences) plan_sequence(s);
+  wanted_.assign(sequences.size(), {});
+  // Prompts, then what leaves its prompt in this step, then the rest: with at most one of the second kind there are two
+  // runs of a row class.
+  for (const int kind : {0, 1, 2}) {
+    int64_t first_record = 0;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      const sequence_rows& s = sequences[i];
+      const auto n = static_cast<int64_t>(s.tokens.size());
+      if (kind == (s.start + n <= s.n_prompt ? 0 : s.start < s.n_prompt ? 1 : 2))
+        wanted_[i] = plan_sequence(s, first_record);
+      first_record += n;
+    }
+  }
 }
 
 // A slot's row of the block tables, as far as it changed.
@@ -140,7 +152,7 @@ void model_v41::plan_table(int32_t slot, std::span<const int32_t> blocks) {
   be_.upload(changed, tables_host_.data() + from, changed.size_bytes());
 }
 
-void model_v41::plan_sequence(const sequence_rows& s) {
+model_v41::wanted_logits model_v41::plan_sequence(const sequence_rows& s, int64_t first_record) {
   const auto n = static_cast<int64_t>(s.tokens.size()), width = block_tables_.shape[1];
   const int64_t end = s.start + n;
   TROUPE_CHECK(s.slot >= 0 && s.slot < options_.max_sequences, "a slot number is below max_sequences");
@@ -172,11 +184,13 @@ void model_v41::plan_sequence(const sequence_rows& s) {
                .slot = s.slot,
                .position = s.start + i,
                .first_row = first_row,
-               .table = s.slot};
+               .table = s.slot,
+               .rows = s.start + i < s.n_prompt ? row_class::prefill : row_class::decode};
     r.in_image = std::any_of(s.images.begin(), s.images.end(), [&](const image_span& image) {
       return r.position >= image.start && r.position < image.start + int64_t{image.grid_h} * (image.grid_w + 1) + 2;
     });
     all_columns_->add(r);
+    record_rows_.push_back(first_record + i);
     if (r.position < first_late) continue;
     tail_rows_.push_back(static_cast<int32_t>(all_columns_->n() - 1));
     r.first_row = first_tail;
@@ -185,7 +199,7 @@ void model_v41::plan_sequence(const sequence_rows& s) {
   }
   TROUPE_CHECK(s.n_logits >= 0 && s.n_logits <= tail_columns_->n() - first_tail,
                "logits are of rows that all layers ran on");
-  if (s.n_logits > 0) wanted_.push_back({tail_columns_->n() - s.n_logits, s.n_logits});
+  return {tail_columns_->n() - s.n_logits, s.n_logits};
 }
 
 void model_v41::upload_inputs(std::span<const std::byte> records) {
@@ -208,12 +222,12 @@ void model_v41::upload_records(std::span<const std::byte> records, int64_t n_row
   for (const tensor& t : buffers_.records) per_row += t.row_elements();
   TROUPE_CHECK(static_cast<int64_t>(records.size()) == n_rows * per_row, "a record for every row of the step");
   int64_t offset = 0;
-  for (const tensor& t : buffers_.records) { // (row, slot, column) -> (slot, row, column)
+  for (const tensor& t : buffers_.records) { // (row, slot, column) -> (slot, row, column), rows in the step's order
     const int64_t bytes = t.row_elements();
     record_staging_.resize(static_cast<size_t>(n_rows * bytes));
     for (int64_t r = 0; r < n_rows; ++r)
-      std::memcpy(record_staging_.data() + r * bytes, records.data() + r * per_row + offset,
-                  static_cast<size_t>(bytes));
+      std::memcpy(record_staging_.data() + r * bytes,
+                  records.data() + record_rows_[static_cast<size_t>(r)] * per_row + offset, static_cast<size_t>(bytes));
     be_.upload(t.slice(0, n_rows), record_staging_.data(), n_rows * bytes);
     offset += bytes;
   }
@@ -229,6 +243,7 @@ void model_v41::run_step(int64_t n, int64_t n_late, int64_t n_wanted) {
   ctx_.rows = all_columns_->view(n, block_tables_);
   ctx_.drafting = false;
   embed_rows();
+  ctx_.run_on(ctx_.rows);
   run_layers(n_late);
   if (ctx_.rows.n > 0 && (n_wanted > 0 || ctx_.seen)) run_head(n_wanted);
 }
@@ -237,6 +252,7 @@ void model_v41::embed_rows() {
   const int64_t n = ctx_.rows.n;
   const tensor x = buffers_.x.slice(0, n);
   ends_->embed(x, ctx_.rows.ids);
+  be_.set_row_classes(all_prefill); // of the vision tower: an image is part of a prompt
   for (const shown_image& i : step_images_) {
     TROUPE_CHECK(images_, "images are refused without a vision tower");
     const tensor image = images_->rows(i.handle);
@@ -272,7 +288,7 @@ std::span<const layer_cache> model_v41::draft_caches() const {
 void model_v41::narrow_to_tail(int64_t n) {
   if (options_.prefill == prefill_mode::exact) return;
   const row_set before = ctx_.rows;
-  ctx_.rows = tail_columns_->view(n, block_tables_);
+  ctx_.run_on(tail_columns_->view(n, block_tables_));
   if (n == 0 || n == before.n) return;
   const tensor index = tail_index_.slice(0, n);
   const auto gather = [&](tensor to, tensor from) {
@@ -289,8 +305,10 @@ void model_v41::narrow_to_tail(int64_t n) {
   std::swap(buffers_.taps, buffers_.taps_tail);
 }
 
-// Of a single piece of logits the head runs here; of more, read_logits runs and fetches one after another.
+// Of a single piece of logits the head runs here; of more, read_logits runs and fetches one after another. Its rows are
+// of the decode class, the last one of a prompt too.
 void model_v41::run_head(int64_t n_wanted) {
+  be_.set_row_classes({});
   const tensor x = buffers_.x.slice(0, ctx_.rows.n);
   be_.fold(x, ctx_.h, ctx_.pre);
   ctx_.layer = -1;

@@ -54,13 +54,13 @@ private:
     int32_t handle;
   };
   struct wanted_logits {
-    int64_t first_row, n; // in the rows of the last layers
+    int64_t first_row = 0, n = 0; // in the rows of the last layers
   };
 
   void require_vision() const;
   void load(const checkpoint&, weight_loader&, const load_progress&);
   void plan_rows(std::span<const sequence_rows>);
-  void plan_sequence(const sequence_rows&);
+  wanted_logits plan_sequence(const sequence_rows&, int64_t first_record); // of its first row
   void plan_table(int32_t slot, std::span<const int32_t> blocks);
   // Runs a step and leaves its logits where the head wrote them; how many rows of them.
   int64_t run(std::span<const sequence_rows>, std::span<const std::byte> records);
@@ -102,8 +102,9 @@ private:
   std::vector<int32_t> tables_host_; // what block_tables_ holds
   std::vector<int32_t> tail_rows_, index_;
   std::vector<shown_image> step_images_;
-  std::vector<wanted_logits> wanted_;
-  bool decodes_only_ = true;                                       // no row of this step is of a prompt
+  std::vector<wanted_logits> wanted_; // of each sequence, in the caller's order
+  std::vector<int64_t> record_rows_;  // of each row of the step: its place among the caller's rows
+  bool decodes_only_ = true;          // no row of this step is of a prompt
   std::vector<std::unique_ptr<graph>> step_graphs_, draft_graphs_; // by rows and by anchors, from 1; empty: none
   step_counts counts_;
   std::vector<std::byte> record_staging_;

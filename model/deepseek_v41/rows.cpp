@@ -22,6 +22,8 @@ row_columns::row_columns(backend& be, int64_t max_rows, const std::string& what)
 void row_columns::add(const host_row& r) {
   TROUPE_CHECK(n() < max_rows_, "a step has no more rows than the model was made for");
   rows_.push_back(r);
+  if (runs_.empty() || runs_.back().rows != r.rows) runs_.push_back({r.rows, 0});
+  ++runs_.back().n;
 }
 
 void row_columns::upload() {
@@ -65,6 +67,7 @@ row_set row_columns::view(int64_t n, tensor tables) const {
   s.rows.position = i64(position);
   s.rows.floor = i64(floor);
   s.rows.tables = tables;
+  s.runs = runs_;
   for (int r = 0; r < 2; ++r) {
     s.entries[r] = i32(entry_1 + r);
     s.entry_positions[r] = i64(entry_position_1 + r);

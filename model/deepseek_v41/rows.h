@@ -4,6 +4,7 @@
 #include "gpu/backend.h"
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct row_set {
   tensor vl;  // (n) i32: 1 inside an image span
   // Of ratio 1 and 2: the entry that ends at row i, or -1, and the position of its first token, or -1. (n) i32, i64
   tensor entries[2], entry_positions[2];
+  std::span<const row_run> runs; // what the rows are computed for
 };
 
 struct host_row {
@@ -27,13 +29,14 @@ struct host_row {
   int64_t floor = 0;
   int32_t table = 0; // row of the block tables
   bool in_image = false;
+  row_class rows = row_class::decode;
 };
 
 class row_columns {
 public:
   row_columns(backend&, int64_t max_rows, const std::string& what);
 
-  void clear() { rows_.clear(); }
+  void clear() { rows_.clear(), runs_.clear(); }
   void add(const host_row&); // Precondition: fewer than max_rows rows
   int64_t n() const { return static_cast<int64_t>(rows_.size()); }
   void upload();
@@ -43,6 +46,7 @@ private:
   backend& be_;
   int64_t max_rows_;
   std::vector<host_row> rows_;
+  std::vector<row_run> runs_;
   std::vector<std::byte> packed_; // columns of n() rows, one behind the other
   tensor memory_;                 // the same on the device
 };

@@ -10,14 +10,15 @@ using namespace troupe::test;
 namespace {
 
 constexpr double packed_bound = 1e-3; // exl3.md section 16: f16 operands
+constexpr double plain_bound = 1e-5;  // plain_gemm.h
 
 // Products of `rows` rows on both sides; then one row, and runs of rows that use the smaller tile, have the same bits.
-void compare(twins& t, const stored_sample& w, int64_t rows, bool few = true) {
+void compare(twins& t, const stored_sample& w, int64_t rows, bool few = true, double bound = packed_bound) {
   const auto host = t.host->load(w.m), device = t.device->load(w.m);
   const twin_tensor x = t.floats({rows, w.m.in}, 7), y = t.output({rows, w.m.out});
   t.host->linear(y.host, x.host, *host);
   t.device->linear(y.device, x.device, *device);
-  t.near_rms(fmt::format("gemm {} {} rows", w.m.name, rows).c_str(), y, packed_bound);
+  t.near_rms(fmt::format("gemm {} {} rows", w.m.name, rows).c_str(), y, bound);
   const std::vector<float> together = t.read_device(y);
   for (const int64_t n : {int64_t{1}, int64_t{3}, int64_t{64}, int64_t{100}}) {
     if (n > rows || (few && n > 1)) continue;
@@ -33,7 +34,7 @@ void compare(twins& t, const stored_sample& w, int64_t rows, bool few = true) {
 
 struct prefill_twins : twins {
   explicit prefill_twins(int64_t scratch_bytes = 64 << 20) : twins(scratch_bytes) {
-    device->set_row_class(row_class::prefill);
+    device->set_row_classes(all_prefill);
   }
 };
 
@@ -84,6 +85,44 @@ TEST_CASE("cuda gemm: padded widths, many chunks, many items a block and a bias"
   for (const int64_t rows : {1, 17, 130, 300}) compare(t, w, rows);
   const stored_sample wide = trellis_sample(stored_matrix::codebook::mul1, 5, 256, 128 * 70, 4);
   compare(t, wide, 1300);
+}
+
+TEST_CASE("cuda gemm: unpacked formats are near the host's, alone and among others") {
+  prefill_twins t;
+  for (const stored_sample& w : plain_samples(300, 224)) compare(t, w, 130, false, plain_bound);
+  for (stored_sample& w : plain_samples(29, 2080)) { // five slices of inputs
+    w.bias = random_floats(29, 9);
+    w.m.bias = tensor(w.bias.data(), dtype::f32, {29});
+    for (const int64_t rows : {1, 5, 77}) compare(t, w, rows, true, plain_bound);
+  }
+  stored_sample odd = std::move(plain_samples(48, 608)[1]); // bf16, no multiple of four
+  odd.m.in = 605;
+  odd.m.weight = tensor(odd.words.data(), dtype::bf16, {48, 605});
+  for (const int64_t rows : {1, 40}) compare(t, odd, rows, true, plain_bound);
+}
+
+// 4096 rows fill the device with large tiles, the others go slice by slice.
+TEST_CASE("cuda gemm: unpacked formats give the same bits in both sizes of tile, and without scratch") {
+  prefill_twins t, small(1 << 20);
+  for (const stored_sample& w : plain_samples(300, 1088)) {
+    const auto m = t.device->load(w.m), of_small = small.device->load(w.m);
+    const int64_t most = 4096;
+    const twin_tensor x = t.floats({most, w.m.in}, 7), y = t.output({most, w.m.out}), some = t.output({most, w.m.out});
+    t.device->linear(y.device, x.device, *m);
+    const std::vector<float> together = t.read_device(y);
+    for (const int64_t rows : {1, 3, 50, 300}) {
+      const int64_t first = most - rows;
+      t.device->linear(some.device.slice(0, rows), x.device.slice(first, rows), *m);
+      const std::vector<float> got = t.read_device(some);
+      CHECK_MESSAGE(std::memcmp(got.data(), together.data() + first * w.m.out,
+                                static_cast<size_t>(rows * w.m.out) * sizeof(float)) == 0,
+                    w.m.name << ", " << rows << " rows");
+    }
+    const twin_tensor x_small = small.floats({300, w.m.in}, 7), y_small = small.output({300, w.m.out});
+    small.device->linear(y_small.device, x_small.device, *of_small);
+    const std::vector<float> got = small.read_device(y_small);
+    CHECK_MESSAGE(std::memcmp(got.data(), together.data(), got.size() * sizeof(float)) == 0, w.m.name);
+  }
 }
 
 TEST_CASE("cuda gemm: small scratch works in slabs and gives the same bits") {

@@ -56,7 +56,24 @@ TEST_CASE("cuda linear: EXL3 with padded widths, many slices and a bias") {
 TEST_CASE("cuda linear: unpacked formats equal the host's up to the order of sums") {
   twins t;
   for (const stored_sample& w : plain_samples(300, 224))
-    for (const int64_t rows : {1, 8, 19}) compare(t, w, rows, plain_bound);
+    for (const int64_t rows : {1, 8, 19, 64, 77}) compare(t, w, rows, plain_bound); // from 56 on in tiles
+  for (const stored_sample& w : plain_samples(29, 2080))                            // four slices of inputs
+    for (const int64_t rows : {1, 5, 701}) compare(t, w, rows, plain_bound);
+}
+
+TEST_CASE("cuda linear: an unpacked matrix with a bias, and one whose rows lie at odd places") {
+  twins t;
+  std::vector<stored_sample> all = plain_samples(48, 608);
+  const std::vector<float> bias = random_floats(48, 9);
+  for (stored_sample& w : all) {
+    w.bias = bias;
+    w.m.bias = tensor(w.bias.data(), dtype::f32, {48});
+    for (const int64_t rows : {3, 400}) compare(t, w, rows, plain_bound);
+  }
+  stored_sample odd = std::move(all[0]); // no multiple of four
+  odd.m.in = 605;
+  odd.m.weight = tensor(odd.floats.data(), dtype::f32, {48, 605});
+  for (const int64_t rows : {1, 400}) compare(t, odd, rows, plain_bound);
 }
 
 TEST_CASE("cuda linear: small scratch works in slabs and gives the same bits") {

@@ -101,7 +101,7 @@ TEST_CASE("cuda experts: EXL3 of every codebook, alone and together") {
 
 TEST_CASE("cuda experts: EXL3 in the prefill class, alone and together") {
   twins t;
-  t.device->set_row_class(row_class::prefill);
+  t.device->set_row_classes(all_prefill);
   for (const auto book :
        {stored_matrix::codebook::mul1, stored_matrix::codebook::mcg, stored_matrix::codebook::inst3}) {
     const expert_samples s = trellis_experts(book, 6, 8, 7, 256, 384);
@@ -112,7 +112,7 @@ TEST_CASE("cuda experts: EXL3 in the prefill class, alone and together") {
 
 TEST_CASE("cuda experts: prefill with padded and wide widths, and in slabs of a small scratch") {
   twins t, small(4 << 20);
-  for (twins* on : {&t, &small}) on->device->set_row_class(row_class::prefill);
+  for (twins* on : {&t, &small}) on->device->set_row_classes(all_prefill);
   expert_samples wide = trellis_experts(stored_matrix::codebook::mul1, 6, 6, 5, 128, 384);
   compare(t, "wide", wide, 90, 3, false, 2e-3);
   compare(small, "wide in slabs", wide, 390, 3, false, 2e-3);
@@ -123,6 +123,24 @@ TEST_CASE("cuda experts: prefill with padded and wide widths, and in slabs of a 
   }
   padded.dim = 301;
   compare(t, "padded", padded, 77, 3, false, 2e-3);
+}
+
+TEST_CASE("cuda experts: prefill gives a row the same bits whatever the scratch holds") {
+  const expert_samples s = trellis_experts(stored_matrix::codebook::mul1, 6, 8, 7, 256, 384);
+  constexpr int64_t rows = 421, k = 3;
+  const std::vector<int32_t> ids = choices(rows, k, 5, false); // two experts without rows
+  std::vector<float> w = random_floats(rows * k, 3, 0.1F), first;
+  for (const int64_t scratch_bytes : {64 << 20, 2 << 20, 1 << 20, 96 << 10}) {
+    twins t(scratch_bytes);
+    t.device->set_row_classes(all_prefill);
+    const twin_tensor x = t.floats({rows, s.dim}, 1, 0.5F), y = t.output({rows, s.dim}), i = t.ints({rows, k}, ids),
+                      weights = t.make(dtype::f32, {rows, k}, w);
+    const auto set = t.device->load_experts(s.experts, 0);
+    t.device->experts(y.device, x.device, *set, i.device, weights.device, 2.0F);
+    const std::vector<float> got = t.read_device(y);
+    if (first.empty()) first = got;
+    CHECK_MESSAGE(std::memcmp(got.data(), first.data(), got.size() * sizeof(float)) == 0, scratch_bytes << " bytes");
+  }
 }
 
 TEST_CASE("cuda experts: unpacked formats") {

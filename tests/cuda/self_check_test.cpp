@@ -20,10 +20,40 @@ std::vector<weight_variant> variants() {
   all.push_back({false, format::exl3, stored_matrix::codebook::mcg, 6, 0, dtype::f32});
   for (const format how : {format::fp8_block, format::fp4}) all.push_back({.is_experts = true, .how = how});
   all.push_back({.type = dtype::bf16});
+  for (size_t i = 0, n = all.size(); i < n; ++i) {
+    if (all[i].is_experts && all[i].how != format::exl3) continue;
+    all.push_back(all[i]);
+    all.back().rows = row_class::prefill;
+  }
   return all;
 }
 
+std::vector<std::string> parked_names(const std::vector<kernel_finding>& found) {
+  std::vector<std::string> names;
+  for (const kernel_finding& f : found)
+    if (f.is_parked) names.push_back(f.kernel);
+  return names;
+}
+
 } // namespace
+
+TEST_CASE("cuda self_check: wrong kernels of prompts are parked, those of decode serve prompts then") {
+  twins t;
+  const stored_sample w = trellis_sample(stored_matrix::codebook::mul1, 6, 384, 256, 3);
+  const auto on_device = t.device->load(w.m);
+  const auto used = loaded_variants(*t.device);
+  if (used.size() == 1) return; // a device without them
+  const twin_tensor x = t.floats({5, 384}, 1), decode = t.output({5, 256}), prompt = t.output({5, 256});
+  t.device->linear(decode.device, x.device, *on_device);
+  fault::arm("self_check linear EXL3 mul1 K=3, prompts");
+  const auto found = self_check(*t.device, used, [&](const weight_variant& v) { return park(*t.device, v); });
+  fault::disarm_all();
+  CHECK(parked_names(found) == std::vector<std::string>{"linear EXL3 mul1 K=3, prompts"});
+  CHECK(found.back().is_right);
+  t.device->set_row_classes(all_prefill);
+  t.device->linear(prompt.device, x.device, *on_device);
+  CHECK(t.read_device(prompt) == t.read_device(decode));
+}
 
 TEST_CASE("cuda self_check: all kernels are right in under three seconds") {
   const auto start = std::chrono::steady_clock::now();
@@ -40,13 +70,13 @@ TEST_CASE("cuda self_check: wrong integer products are parked, the f16 form serv
   const stored_sample w = trellis_sample(stored_matrix::codebook::mul1, 6, 384, 256, 3);
   const auto on_host = t.host->load(w.m), on_device = t.device->load(w.m);
   const auto used = loaded_variants(*t.device);
-  REQUIRE(used == std::vector{variant_of(w.m)});
+  REQUIRE(used.front() == variant_of(w.m)); // and where prompts have their own kernels, those
   const twin_tensor x = t.floats({5, 384}, 1), before = t.output({5, 256}), after = t.output({5, 256});
   t.run([&](backend& b) { b.linear(t.of(b, before), t.of(b, x), &b == t.host.get() ? *on_host : *on_device); });
   fault::arm("self_check linear EXL3 mul1 K=3");
   const auto found = self_check(*t.device, used, [&](const weight_variant& v) { return park(*t.device, v); });
   fault::disarm_all();
-  CHECK(found[found.size() - 2].is_parked);
+  CHECK(parked_names(found) == std::vector<std::string>{"linear EXL3 mul1 K=3"});
   CHECK(found.back().is_right);
   t.run([&](backend& b) { b.linear(t.of(b, after), t.of(b, x), &b == t.host.get() ? *on_host : *on_device); });
   t.near_rms("linear EXL3 mul1 K=3 in the f16 form, parked", after, 1e-3);
@@ -61,6 +91,6 @@ TEST_CASE("cuda self_check: experts with parked integer products use the f16 for
   const auto found =
       self_check(*t.device, std::vector{v}, [&](const weight_variant& wrong) { return park(*t.device, wrong); });
   fault::disarm_all();
-  CHECK(found[found.size() - 2].is_parked);
+  CHECK(parked_names(found) == std::vector{name(v)});
   CHECK_MESSAGE(found.back().is_right, "error " << found.back().error);
 }

@@ -35,6 +35,7 @@ public:
 
   std::vector<int32_t> greedy(std::span<const int32_t> prompt, size_t max_tokens) {
     std::vector<int32_t> out;
+    n_prompt_ = static_cast<int64_t>(prompt.size());
     int32_t next = 0;
     for (size_t at = 0; at < prompt.size(); at += chunk)
       next = step(prompt.subspan(at, std::min<size_t>(chunk, prompt.size() - at)), static_cast<int64_t>(at));
@@ -54,6 +55,7 @@ private:
     s.start = start;
     s.tokens = ids;
     s.blocks = blocks_;
+    s.n_prompt = n_prompt_;
     s.n_logits = 1;
     records_.resize(ids.size() * static_cast<size_t>(tables_->record_bytes_per_token()));
     tables_->read({&s, 1}, records_);
@@ -66,6 +68,7 @@ private:
   std::unique_ptr<table_reader> tables_;
   std::vector<int32_t> blocks_;
   std::vector<std::byte> records_;
+  int64_t n_prompt_ = 0;
 };
 
 } // namespace
