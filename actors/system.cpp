@@ -31,7 +31,6 @@ constexpr auto stop_deadline = std::chrono::seconds(5);
 constexpr auto answer_deadline = std::chrono::seconds(5);
 constexpr auto list_deadline = std::chrono::seconds(5);
 constexpr auto flush_deadline = std::chrono::seconds(10); // of what is on its way to disk
-constexpr int64_t activation_bytes = 4;                   // both backends hold activations in f32
 constexpr int32_t n_prepare_threads = 2;
 constexpr int64_t draft_trial_tokens = 12;      // for each depth: three trial rounds that accept up to four tokens
 constexpr int32_t measured_sizes[] = {2, 4, 8}; // sequences beside each other whose costs are measured at start
@@ -53,13 +52,16 @@ std::string whole_file(const fs::path& path) {
   return text.str();
 }
 
-// The same for the same build, weights and settings that change what is generated.
+cache_form caches_of(const settings& s) { return s.backend == "cuda" ? cuda_caches : host_caches; }
+
+// The same for the same build, weights and settings that change what is generated, and for the same bytes of cached
+// rows.
 std::string make_fingerprint(const std::string& folder, const settings& s) {
   std::string all = TROUPE_BUILD;
   for (const char* name : {"config.json", "model.safetensors.index.json", "tokenizer.json", "generation_config.json"})
     all += whole_file(fs::path(folder) / name) + '\n';
   all += s.backend + ' ' + s.prefill + ' ' + std::to_string(s.tail_tokens) + ' ' + std::to_string(s.ranks) + ' ' +
-         std::to_string(s.suppress_reserved);
+         std::to_string(s.suppress_reserved) + (caches_of(s) == cache_form::records ? " records" : " floats");
   char text[24];
   std::snprintf(text, sizeof text, "fp_%016llx", static_cast<unsigned long long>(XXH64(all.data(), all.size(), 0)));
   return text;
@@ -128,7 +130,7 @@ struct runtime::impl {
 batch_limits runtime::impl::plan_limits() const {
   const auto& c = parts.config;
   const int64_t context = c.max_context > 0 ? std::min(c.max_context, parts.info.context) : parts.info.context;
-  const auto bytes = plan_state(folder, activation_bytes);
+  const auto bytes = plan_state(folder, caches_of(c));
   batch_limits limits;
   limits.max_running = c.max_running;
   limits.max_queue = c.max_queue;
@@ -179,7 +181,7 @@ rank_parts runtime::impl::make_rank(int32_t rank, const batch_limits& limits) {
 
 kv_cache_config runtime::impl::plan_prefix_cache() const {
   const auto& c = parts.config;
-  const auto bytes = plan_state(folder, activation_bytes);
+  const auto bytes = plan_state(folder, caches_of(c));
   kv_cache_config prefix;
   prefix.snapshot_bytes = bytes.per_snapshot;
   prefix.snapshot_memory_bytes = c.snapshot_memory_bytes;

@@ -2,65 +2,24 @@
 // the limit they reach, with the target of each row. usage: bench_cuda [--list] [name part ...], e.g. "16384x16384 K=3"
 // --list: names and targets of all rows, without a device.
 // Weights are rotated through more than 256 MB, so every call reads them from device memory (exl3-peer-speed's method).
+#include "bench/cuda_caches.h"
 #include "bench/cuda_rows_bench.h"
 #include "bench/cuda_targets.h"
+#include "bench/cuda_timing.h"
 #include "gpu/cuda_backend.h"
 #include "gpu/sample.h"
 #include "tests/cuda/stored_samples.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <string>
 #include <vector>
 
 using namespace troupe;
+using namespace troupe::bench;
 
 namespace {
-
-constexpr double peak_bytes_per_s = 4.2e12; // device memory of an H200, read only, measured; perf.md
-constexpr int64_t cold_bytes = 300 << 20;   // more than the 50 MB of L2 several times over
-
-struct timing {
-  double median_us = 0, least_us = 0;
-};
-
-// One graph of all of `calls`, replayed; time a call.
-timing time_calls(backend& b, const std::vector<std::function<void()>>& calls, tensor any) {
-  for (const auto& call : calls) call(); // loads the kernels
-  float sink = 0;
-  b.download(&sink, any, 4);
-  const auto g = b.capture([&] {
-    for (const auto& call : calls) call();
-  });
-  std::vector<double> us;
-  for (int i = 0; i < 12; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    b.replay(*g);
-    b.download(&sink, any, 4);
-    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
-    if (i >= 2) us.push_back(took.count() / static_cast<double>(calls.size()));
-  }
-  std::sort(us.begin(), us.end());
-  return {us[us.size() / 2], us[0]};
-}
-
-template <class... Args> std::string text(const char* format, Args... args) {
-  char name[128];
-  std::snprintf(name, sizeof name, format, args...);
-  return name;
-}
-
-// `target_us`: of this row, 0: the one of its name in cuda_targets.h, if there is one.
-void row(const std::string& name, const timing& t, double weights, double bytes, double target_us = 0) {
-  const bench::target* listed = bench::find_target(name);
-  if (target_us == 0 && listed != nullptr) target_us = std::max(listed->us, 0.0);
-  std::printf("%s,%.2f,%.2f,%.3g,%.0f,%.1f,%s\n", name.c_str(), t.median_us, t.least_us, weights / t.median_us * 1e6,
-              bytes / t.median_us / 1e3, 100 * bytes / peak_bytes_per_s / (t.median_us * 1e-6),
-              target_us > 0 ? text("%.4g", target_us).c_str() : "-");
-  std::fflush(stdout);
-}
 
 std::vector<std::string> parts; // of names to run; empty: all
 bool wanted(const std::string& name) {
@@ -208,6 +167,7 @@ int main(int argc, char** argv) {
   for (const int64_t rows : {1, 8})
     if (wanted(text("sampler 129280 top_p m=%lld", static_cast<long long>(rows)))) bench_sampler(*b, rows);
   if (wanted("moe")) bench_moe(*b, 6, {1, 4, 8, 16});
+  bench_caches(*b, wanted);
   const bench::measure_call measure = [&](const std::string& name, const std::function<void()>& call, tensor any,
                                           double bytes) {
     row(name, time_calls(*b, std::vector<std::function<void()>>(4, call), any), 0, bytes);

@@ -4,6 +4,7 @@
 // caches. Decode shapes (1 to 8 rows) and prefill shapes (64 rows) are separate lines and are never averaged.
 #include "bench/bench.h"
 #include "gpu/backend.h"
+#include "gpu/cache_rows.h"
 #include "gpu/fast_linear.h"
 #include "gpu/formats.h"
 #include "gpu/host_threads.h"
@@ -141,6 +142,11 @@ struct rows_case {
     b->upload(t, v.data(), t.size_bytes());
     return t;
   }
+  tensor records(std::initializer_list<int64_t> shape) const { // codes and scales of about 1
+    tensor t = b->allocate(dtype::u8, shape, "bench");
+    std::fill_n(t.data, t.size_bytes(), std::byte{0x3A});
+    return t;
+  }
   tensor ints(std::initializer_list<int64_t> shape, int64_t step, int64_t modulus) const {
     tensor t = b->allocate(dtype::i32, shape, "bench");
     for (int64_t i = 0; i < t.n_elements(); ++i) t.i32()[i] = static_cast<int32_t>(i * step % modulus);
@@ -185,10 +191,17 @@ void bench_rows(int64_t rows, vector_level level, int n_threads, const peaks& p)
   a.rings = c.make({1, 72, 128}), a.compressed = c.make({16, 64, 128}), a.selected = c.ints({rows, 64}, 7, 900);
   a.sink = c.make({4}), a.window = 64, a.scale = 0.088F;
   line("attention", "4 heads x 128 over 128 rows", 128 * 512, 2.0 * 2 * 4 * 128 * 128, [&] { c.b->attention(a, at); });
+  a.rings = c.records({1, 72, record_bytes(quantiser::fp8_32, 128)});
+  a.compressed = c.records({16, 64, record_bytes(quantiser::fp4_e4m3_16, 128)});
+  line("attention", "4 heads x 128 over 128 records", 64 * (132 + 72), 2.0 * 2 * 4 * 128 * 128,
+       [&] { c.b->attention(a, at); });
   index_args s;
   s.q = c.make({rows, 4, 128}), s.weight = c.make({rows, 4}), s.keys = c.make({16, 64, 128});
   s.selected = c.ints({rows, 64}, 0, 1), s.candidate_block = 8;
   line("select_entries", "4 heads x 128 over 900 keys", 900 * 512, 2.0 * 4 * 128 * 900,
+       [&] { c.b->select_entries(s, at); });
+  s.keys = c.records({16, 64, record_bytes(quantiser::fp4_e8m0_32, 128)});
+  line("select_entries", "4 heads x 128 over 900 records", 900 * 68, 2.0 * 4 * 128 * 900,
        [&] { c.b->select_entries(s, at); });
 }
 

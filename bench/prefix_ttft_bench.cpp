@@ -114,7 +114,7 @@ private:
 
 // Room on the device for one prompt of this length.
 settings tight() {
-  const auto bytes = plan_state(model_folder, 4);
+  const auto bytes = plan_state(model_folder, host_caches);
   settings s;
   s.max_context = 13000;
   s.kv_memory_bytes = bytes.per_slot * 4 + bytes.per_block * 230;

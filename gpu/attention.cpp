@@ -1,6 +1,7 @@
 // Attention and its caches, the plain twins.
 #include "gpu/attention.h"
 
+#include "gpu/cache_rows.h"
 #include "gpu/dot.h"
 #include "gpu/exp.h"
 
@@ -13,43 +14,73 @@ namespace {
 
 constexpr int64_t max_dim = 1024;
 
-// Where entry e of row r's sequence lies in a paged cache.
-float* entry_at(tensor cache, const step_rows& rows, int64_t r, int64_t e) {
-  const int64_t per_block = cache.shape[1], dim = cache.shape[2];
+// Row `at` of a cache, rows counted over its blocks or slots.
+std::byte* row_at(const tensor& cache, int64_t at) { return cache.data + at * cache.shape[2] * size_bytes(cache.type); }
+// Entry e of row r's sequence in a paged cache of `per_block` entries a block.
+int64_t entry_at(int64_t per_block, const step_rows& rows, int64_t r, int64_t e) {
   const int64_t block = rows.tables.i32()[rows.table.i32()[r] * rows.tables.shape[1] + e / per_block];
-  return cache.f32() + (block * per_block + e % per_block) * dim;
+  return block * per_block + e % per_block;
+}
+
+void store_row(const tensor& cache, int64_t at, const float* x, int64_t dim, quantiser how) {
+  if (cache.type == dtype::f32)
+    std::copy_n(x, dim, reinterpret_cast<float*>(row_at(cache, at)));
+  else
+    encode_record(row_at(cache, at), x, dim, how);
 }
 
 } // namespace
 
-void visible_rows(const attention_args& a, const step_rows& rows, int64_t r, std::vector<const float*>& keys) {
-  keys.clear();
-  const int64_t dim = a.q.shape[2], ring = a.rings.shape[1];
+void visible_rows(const attention_args& a, const step_rows& rows, int64_t r, visible_keys& keys) {
+  const int64_t dim = a.q.shape[2], ring = a.rings.shape[1], k = a.selected ? a.selected.shape[1] : 0;
   const int64_t first = rows.first_row.i32()[r], t0 = rows.position.i64()[first];
-  const float* slot = a.rings.f32() + rows.slot.i32()[r] * ring * dim;
   const bool whole_block = a.seen == attention_args::visibility::draft_block;
   const int64_t newest = whole_block ? t0 - 1 : rows.position.i64()[r];
   const int64_t oldest = std::max({rows.floor.i64()[r], newest - a.window + 1, int64_t{0}});
-  for (int64_t p = oldest; p <= newest; ++p)
-    keys.push_back(p < t0 ? slot + p % ring * dim : a.step_kv.f32() + (first + p - t0) * dim);
+  keys.rows.clear();
+  const bool ring_records = a.rings.type == dtype::u8, records = k > 0 && a.compressed.type == dtype::u8;
+  float* decoded = nullptr;
+  if (ring_records || records) {
+    const size_t most = static_cast<size_t>((a.window + k) * dim);
+    if (keys.decoded.size() < most) keys.decoded.resize(most);
+    decoded = keys.decoded.data();
+  }
+  const auto add_record = [&](const tensor& cache, int64_t at, quantiser how) {
+    decode_record(decoded, row_at(cache, at), dim, how);
+    keys.rows.push_back(decoded);
+    decoded += dim;
+  };
+  const int64_t first_of_slot = rows.slot.i32()[r] * ring;
+  for (int64_t p = oldest; p <= newest; ++p) {
+    if (p >= t0)
+      keys.rows.push_back(a.step_kv.f32() + (first + p - t0) * dim);
+    else if (ring_records)
+      add_record(a.rings, first_of_slot + p % ring, quantiser::fp8_32);
+    else
+      keys.rows.push_back(a.rings.f32() + (first_of_slot + p % ring) * dim);
+  }
   if (whole_block)
     for (int64_t i = first; i < a.q.rows() && rows.first_row.i32()[i] == first; ++i)
-      keys.push_back(a.step_kv.f32() + i * dim);
-  if (!a.selected) return;
-  const int64_t k = a.selected.shape[1];
+      keys.rows.push_back(a.step_kv.f32() + i * dim);
   for (int64_t i = 0; i < k; ++i) {
     const int32_t e = a.selected.i32()[r * k + i];
-    if (e >= 0) keys.push_back(entry_at(a.compressed, rows, r, e));
+    if (e < 0) continue;
+    const int64_t at = entry_at(a.compressed.shape[1], rows, r, e);
+    if (records)
+      add_record(a.compressed, at, quantiser::fp4_e4m3_16);
+    else
+      keys.rows.push_back(a.compressed.f32() + at * dim);
   }
 }
 
 void attention_host(const attention_args& a, const step_rows& rows) {
   const int64_t heads = a.q.shape[1], dim = a.q.shape[2];
   TROUPE_CHECK(dim <= max_dim, "head dims stay below 1024");
-  thread_local std::vector<const float*> keys;
+  thread_local visible_keys seen;
   thread_local std::vector<float> score;
   for (int64_t r = 0; r < a.q.rows(); ++r) {
-    visible_rows(a, rows, r, keys);
+    visible_rows(a, rows, r, seen);
+    const std::vector<const float*>& keys = seen.rows;
     const size_t n = keys.size();
     score.resize(n);
     for (int64_t head = 0; head < heads; ++head) {
@@ -107,17 +138,22 @@ void compress_pairs_by(compress_pair_form pair, tensor c, tensor u, tensor g, te
   }
 }
 
-void scatter_entries_host(tensor cache, tensor x, tensor entries, const step_rows& rows) {
-  const int64_t dim = cache.shape[2];
+void scatter_entries_host(tensor cache, tensor x, tensor entries, quantiser how, const step_rows& rows) {
+  if (x.rows() == 0) return;
+  const int64_t dim = x.row_elements();
+  holds_records(cache, how, dim);
   for (int64_t r = 0; r < x.rows(); ++r)
-    if (const int32_t e = entries.i32()[r]; e >= 0) std::copy_n(x.f32() + r * dim, dim, entry_at(cache, rows, r, e));
+    if (const int32_t e = entries.i32()[r]; e >= 0)
+      store_row(cache, entry_at(cache.shape[1], rows, r, e), x.f32() + r * dim, dim, how);
 }
 
 void write_rings_host(tensor rings, tensor x, const step_rows& rows) {
-  const int64_t ring = rings.shape[1], dim = rings.shape[2];
+  if (x.rows() == 0) return;
+  const int64_t ring = rings.shape[1], dim = x.row_elements();
+  holds_records(rings, quantiser::fp8_32, dim);
   for (int64_t r = 0; r < x.rows(); ++r) // ascending positions: the last `ring` rows stay
-    std::copy_n(x.f32() + r * dim, dim,
-                rings.f32() + (rows.slot.i32()[r] * ring + rows.position.i64()[r] % ring) * dim);
+    store_row(rings, rows.slot.i32()[r] * ring + rows.position.i64()[r] % ring, x.f32() + r * dim, dim,
+              quantiser::fp8_32);
 }
 
 void rope_host(tensor x, tensor positions, tensor frequencies, bool inverse) {

@@ -1,7 +1,7 @@
 // Attention over latent rows: products with the keys, the softmax, the weighted sum of the keys. Three kernels, since a
 // row's 64 heads share its keys and its keys are its own: each product is a small matrix product.
 //
-// Real shape, a row: 64 heads x 512 with 640 keys, 2 x 21 M fused steps on 1.3 MB of keys. f32 steps would bound
+// Real shape, a row: 64 heads x 512 with 640 keys, 2 x 21 M fused steps on 215 KB of records. f32 steps would bound
 // prefill (8192 rows: 10.3 ms at 67 TFLOP/s), so products run on tensor cores with floats split into two bf16 (mma.cuh;
 // 1e-5 of the twin): two products where keys are of eight bits, three otherwise, 1.4 or 2.1 PFLOP. Decode is bound by
 // latency. By arithmetic; not yet measured.
@@ -35,7 +35,7 @@ using wide_values = tile<2, 4, 2, 4, 32>;
 template <class T> __global__ void __launch_bounds__(T::threads, 2) scores_kernel(attention_view a) {
   constexpr int n_rows = T::heads + T::others, quads = T::depth / 4, held_parts = n_rows * quads / T::threads;
   static_assert(n_rows * quads % T::threads == 0);
-  __shared__ const float* source[n_rows];
+  __shared__ stored_row source[n_rows];
   __shared__ __align__(16) uint32_t high[n_rows * T::stride], low[n_rows * T::stride];
   const int tid = static_cast<int>(threadIdx.x);
   const int head_tiles = (a.heads + T::heads - 1) / T::heads, key_tiles = static_cast<int>(a.stride) / T::others;
@@ -48,14 +48,14 @@ template <class T> __global__ void __launch_bounds__(T::threads, 2) scores_kerne
   if (first_key >= span.n) return;
   bool any = false;
   for (int i = tid; i < n_rows; i += T::threads) {
-    const float* row = nullptr;
+    stored_row row{nullptr, row_kind::none};
     if (i < T::heads) {
-      if (first_head + i < a.heads) row = a.q + (r * a.heads + first_head + i) * a.dim;
+      if (first_head + i < a.heads) row = floats_at(a.q + (r * a.heads + first_head + i) * a.dim);
     } else {
       const int64_t key = first_key + i - T::heads;
       if (key < span.n) row = key_of(a, r, span, key);
-      any = any || row != nullptr;
-      if (first_head == 0) a.key[local * a.stride + key] = row;
+      any = any || row.kind != row_kind::none;
+      if (first_head == 0) a.key[local * a.stride + key] = packed(row);
     }
     source[i] = row;
   }
@@ -64,12 +64,12 @@ template <class T> __global__ void __launch_bounds__(T::threads, 2) scores_kerne
   const int lane = tid % warp_lanes, g = lane / 4, t = lane % 4, warp = tid / warp_lanes;
   const int head = warp / T::other_warps * T::head_tiles * 16, key = warp % T::other_warps * T::other_tiles * 8;
   float acc[T::head_tiles][T::other_tiles][4] = {};
-  float4 held[held_parts];
+  uint4 held[held_parts];
   const auto load = [&](int dim) {
 #pragma unroll
     for (int u = 0; u < held_parts; ++u) {
       const int i = u * T::threads + tid;
-      held[u] = load_part(source[i / quads], dim + i % quads * 4, a.dim, a.fours);
+      held[u] = read_four(source[i / quads], dim + i % quads * 4, a.dim, a.fours);
     }
   };
   if (any) load(0);
@@ -78,7 +78,7 @@ template <class T> __global__ void __launch_bounds__(T::threads, 2) scores_kerne
 #pragma unroll
     for (int u = 0; u < held_parts; ++u) {
       const int i = u * T::threads + tid, at = i / quads * T::stride + i % quads * 2;
-      const split_pair x = split(held[u].x, held[u].y), y = split(held[u].z, held[u].w);
+      const auto [x, y] = split_raw(held[u], source[i / quads].kind);
       *reinterpret_cast<uint2*>(high + at) = make_uint2(x.high, y.high);
       *reinterpret_cast<uint2*>(low + at) = make_uint2(x.low, y.low);
       low_keys = low_keys || (i / quads >= T::heads && (x.low | y.low) != 0);
@@ -95,9 +95,9 @@ template <class T> __global__ void __launch_bounds__(T::threads, 2) scores_kerne
     const int m = i / 2 / T::other_tiles, n = i / 2 % T::other_tiles, half = i % 2;
     const int h = first_head + head + m * 16 + half * 8 + g, k = key + n * 8 + 2 * t;
     if (h >= a.heads) continue;
-    const float* const* of = source + T::heads + k;
-    const float x = of[0] != nullptr ? acc[m][n][half * 2] * a.scale : lowest;
-    const float y = of[1] != nullptr ? acc[m][n][half * 2 + 1] * a.scale : lowest;
+    const stored_row* of = source + T::heads + k;
+    const float x = of[0].kind != row_kind::none ? acc[m][n][half * 2] * a.scale : lowest;
+    const float y = of[1].kind != row_kind::none ? acc[m][n][half * 2 + 1] * a.scale : lowest;
     *reinterpret_cast<float2*>(a.score + (local * a.heads + h) * a.stride + first_key + k) = make_float2(x, y);
   }
 }
@@ -139,25 +139,31 @@ template <class T> __global__ void __launch_bounds__(T::threads, 2) values_kerne
   const int64_t local = static_cast<int64_t>(blockIdx.x) / head_tiles / dim_tiles;
   const int n_keys = a.n_keys[local];
   const uint32_t* weights = reinterpret_cast<const uint32_t*>(a.score) + local * a.heads * a.stride;
-  const float* const* keys = a.key + local * a.stride;
+  const uint64_t* keys = a.key + local * a.stride;
 
-  const float* pair[value_parts][2]; // rows of the part to be loaded next
-  float4 value[value_parts][2];
+  uint64_t pair[value_parts][2]; // rows of the part to be loaded next, packed
+  uint4 value[value_parts][2];
+  uint32_t kinds = 0; // of the values, two bits each
   uint4 weight[weight_parts];
   const auto find = [&](int first) {
 #pragma unroll
     for (int u = 0; u < value_parts; ++u) {
       const int key = first + (u * T::threads + tid) / (T::others / 4) * 2;
-      pair[u][0] = key < n_keys ? keys[key] : nullptr;
-      pair[u][1] = key + 1 < n_keys ? keys[key + 1] : nullptr;
+      pair[u][0] = key < n_keys ? keys[key] : 0;
+      pair[u][1] = key + 1 < n_keys ? keys[key + 1] : 0;
     }
   };
   const auto load = [&](int first) {
+    kinds = 0;
 #pragma unroll
     for (int u = 0; u < value_parts; ++u) {
       const int dim = first_dim + (u * T::threads + tid) % (T::others / 4) * 4;
-      value[u][0] = load_part(pair[u][0], dim, a.dim, a.fours);
-      value[u][1] = load_part(pair[u][1], dim, a.dim, a.fours);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const stored_row row = unpacked(pair[u][i]);
+        value[u][i] = read_four(row, dim, a.dim, a.fours);
+        kinds |= static_cast<uint32_t>(row.kind) << (4 * u + 2 * i);
+      }
     }
 #pragma unroll
     for (int u = 0; u < weight_parts; ++u) {
@@ -178,8 +184,10 @@ template <class T> __global__ void __launch_bounds__(T::threads, 2) values_kerne
 #pragma unroll
     for (int u = 0; u < value_parts; ++u) {
       const int i = u * T::threads + tid, at = i / (T::others / 4) * T::wide_stride + i % (T::others / 4) * 4;
-      const float4 x = value[u][0], y = value[u][1];
-      const split_pair v[4] = {split(x.x, y.x), split(x.y, y.y), split(x.z, y.z), split(x.w, y.w)};
+      const split_four x = split_raw(value[u][0], static_cast<row_kind>(kinds >> 4 * u & 3U));
+      const split_four y = split_raw(value[u][1], static_cast<row_kind>(kinds >> (4 * u + 2) & 3U));
+      const split_pair v[4] = {firsts(x.first, y.first), seconds(x.first, y.first), firsts(x.second, y.second),
+                               seconds(x.second, y.second)};
       store_words(value_high + at, value_low + at, v);
       lows |= v[0].low | v[1].low | v[2].low | v[3].low;
     }
@@ -241,7 +249,7 @@ void attention_cuda(const attention_args& args, const step_rows& rows, const cud
   // Widest elements first, so each array is aligned: strides are whole cache lines.
   std::byte* at = lane.scratch;
   a.score = reinterpret_cast<float*>(at), at += slab * a.heads * a.stride * 4;
-  a.key = reinterpret_cast<const float**>(at), at += slab * a.stride * 8;
+  a.key = reinterpret_cast<uint64_t*>(at), at += slab * a.stride * 8;
   a.sum = reinterpret_cast<float*>(at), at += slab * a.heads * 4;
   a.n_keys = reinterpret_cast<int32_t*>(at);
   const bool wide = a.n_rows * (a.stride / wide_scores::others) >= lane.n_multiprocessors;

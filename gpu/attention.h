@@ -7,11 +7,17 @@
 
 namespace troupe {
 
-// The keys (= values) that row r sees, in the order they are added. The views are of the caches and of step_kv.
-void visible_rows(const attention_args&, const step_rows&, int64_t r, std::vector<const float*>& keys);
+// The keys (= values) that a row sees, in the order they are added: views of the caches and of step_kv, or of `decoded`
+// where a cache holds records.
+struct visible_keys {
+  std::vector<const float*> rows;
+  std::vector<float> decoded;
+};
+void visible_rows(const attention_args&, const step_rows&, int64_t r, visible_keys&);
 
-// See attention_args. All f32 | dim <= 1024 | a row with no visible key gives zeros | scratch: one score per visible
-// row, thread local and reused. Values are added in ascending order of rows, fused, so a row's bits are its own.
+// See attention_args. f32, caches also records | dim <= 1024 | a row with no visible key gives zeros | scratch: one
+// score per visible row, thread local and reused. Values are added in ascending order of rows, fused, so a row's bits
+// are its own.
 void attention_host(const attention_args&, const step_rows&);
 
 // c (R, d): at odd positions p the softmax-gated mean of the pair (p - 1, p) per channel, not yet normed; other rows
@@ -24,10 +30,12 @@ using compress_pair_form = void (*)(float* c, const float* u0, const float* g0, 
                                     int64_t dim);
 void compress_pairs_by(compress_pair_form, tensor c, tensor u, tensor g, tensor pending, const step_rows&);
 
-// x (R, dim) -> cache (n_blocks, entries, dim), entry entries[i] (i32, -1: none) of row i's sequence.
-void scatter_entries_host(tensor cache, tensor x, tensor entries, const step_rows&);
+// x (R, dim) f32 -> cache (n_blocks, entries, dim) or records of `how`, entry entries[i] (i32, -1: none) of row i's
+// sequence.
+void scatter_entries_host(tensor cache, tensor x, tensor entries, quantiser how, const step_rows&);
 
-// x (R, dim) -> rings (n_slots, ring, dim) at [slot][position % ring]; of each sequence the last `ring` rows land.
+// x (R, dim) f32 -> rings (n_slots, ring, dim) or records of fp8_32 at [slot][position % ring]; of each sequence the
+// last `ring` rows land.
 void write_rings_host(tensor rings, tensor x, const step_rows&);
 
 // x (R, heads, d) or (R, d): the last 2 * n_frequencies elements as adjacent pairs, turned by position * frequency

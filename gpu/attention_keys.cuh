@@ -2,7 +2,7 @@
 #pragma once
 
 #include "gpu/backend.h"
-#include "gpu/device_math.cuh"
+#include "gpu/cache_rows.cuh"
 
 #include <cstdint>
 
@@ -10,9 +10,18 @@ namespace troupe::device {
 
 inline constexpr int key_round = 128; // scores of a head are padded to it: a multiple of every tile of keys
 
+// The rows of a cache, one after another over its slots or blocks.
+struct cache_view {
+  const uint8_t* rows;
+  int64_t row_bytes;
+  row_kind kind;
+  __device__ stored_row row(int64_t i) const { return {rows + i * row_bytes, kind}; }
+};
+
 struct attention_view {
   float* o;
-  const float *q, *step_kv, *rings, *compressed, *sink;
+  const float *q, *step_kv, *sink;
+  cache_view rings, compressed;
   const int32_t *selected, *slot, *first_row, *table, *tables;
   const int64_t *position, *floor;
   int64_t n_rows, ring, window, n_selected, entries, table_width;
@@ -20,12 +29,12 @@ struct attention_view {
   int heads, dim;
   float scale;
   bool whole_block; // visibility::draft_block
-  bool fours;       // all rows can be read 16 bytes at a time
+  bool fours;       // all rows of floats can be read 16 bytes at a time
   // Scratch of the slab.
-  float* score;      // (slab, heads, stride), after the softmax the weights as bf16: high part << 16 | low part
-  const float** key; // (slab, stride), nullptr: no key
-  float* sum;        // (slab, heads)
-  int32_t* n_keys;   // (slab), of which some may be none
+  float* score;    // (slab, heads, stride), after the softmax the weights as bf16: high part << 16 | low part
+  uint64_t* key;   // (slab, stride), packed
+  float* sum;      // (slab, heads)
+  int32_t* n_keys; // (slab), of which some may be none
   int64_t stride;
 };
 
@@ -53,45 +62,48 @@ __device__ inline key_span span_of(const attention_view& a, int64_t r) {
   return s;
 }
 
-__device__ inline const float* key_of(const attention_view& a, int64_t r, const key_span& s, int64_t i) {
-  if (i < s.n_window) {
-    const int64_t p = s.oldest + i;
-    return p < s.start ? a.rings + (a.slot[r] * a.ring + p % a.ring) * a.dim
-                       : a.step_kv + (s.first + p - s.start) * a.dim;
-  }
-  i -= s.n_window;
-  if (i < s.n_block) return a.step_kv + (s.first + i) * a.dim;
-  const int32_t e = a.selected[r * a.n_selected + i - s.n_block];
-  if (e < 0) return nullptr;
-  const int64_t block = a.tables[a.table[r] * a.table_width + e / a.entries];
-  return a.compressed + (block * a.entries + e % a.entries) * a.dim;
+__device__ inline stored_row floats_at(const float* row) {
+  return {reinterpret_cast<const uint8_t*>(row), row_kind::floats};
 }
 
-// Elements i .. i + 3 of a row, zeros past its end or where there is no row.
-__device__ inline float4 load_part(const float* row, int i, int dim, bool fours) {
-  if (row == nullptr || i >= dim) return make_float4(0, 0, 0, 0);
-  if (fours) return *reinterpret_cast<const float4*>(row + i);
-  return make_float4(row[i], i + 1 < dim ? row[i + 1] : 0.0F, i + 2 < dim ? row[i + 2] : 0.0F,
-                     i + 3 < dim ? row[i + 3] : 0.0F);
+__device__ inline stored_row key_of(const attention_view& a, int64_t r, const key_span& s, int64_t i) {
+  if (i < s.n_window) {
+    const int64_t p = s.oldest + i;
+    return p < s.start ? a.rings.row(a.slot[r] * a.ring + p % a.ring)
+                       : floats_at(a.step_kv + (s.first + p - s.start) * a.dim);
+  }
+  i -= s.n_window;
+  if (i < s.n_block) return floats_at(a.step_kv + (s.first + i) * a.dim);
+  const int32_t e = a.selected[r * a.n_selected + i - s.n_block];
+  if (e < 0) return {nullptr, row_kind::none};
+  const int64_t block = a.tables[a.table[r] * a.table_width + e / a.entries];
+  return a.compressed.row(block * a.entries + e % a.entries);
+}
+
+inline cache_view view_of(const tensor& cache, quantiser how, int64_t dim) {
+  const row_kind records = how == quantiser::fp8_32 ? row_kind::fp8 : row_kind::fp4;
+  return {cache.as<uint8_t>(), stored_row_bytes(cache), holds_records(cache, how, dim) ? records : row_kind::floats};
 }
 
 // All but what lies in scratch.
 inline attention_view view_of(const attention_args& a, const step_rows& rows) {
   attention_view x{};
-  x.o = a.o.f32(), x.q = a.q.f32(), x.step_kv = a.step_kv.f32(), x.rings = a.rings.f32(), x.sink = a.sink.f32();
+  x.o = a.o.f32(), x.q = a.q.f32(), x.step_kv = a.step_kv.f32(), x.sink = a.sink.f32();
+  x.rings = view_of(a.rings, quantiser::fp8_32, a.q.shape[2]);
   x.slot = rows.slot.i32(), x.first_row = rows.first_row.i32(), x.table = rows.table.i32();
   x.position = rows.position.i64(), x.floor = rows.floor.i64();
   x.n_rows = a.q.rows(), x.ring = a.rings.shape[1], x.window = a.window;
   x.heads = static_cast<int>(a.q.shape[1]), x.dim = static_cast<int>(a.q.shape[2]), x.scale = a.scale;
   x.whole_block = a.seen == attention_args::visibility::draft_block;
   if (a.selected) {
-    x.selected = a.selected.i32(), x.compressed = a.compressed.f32(), x.tables = rows.tables.i32();
+    x.selected = a.selected.i32(), x.tables = rows.tables.i32();
+    x.compressed = view_of(a.compressed, quantiser::fp4_e4m3_16, a.q.shape[2]);
     x.n_selected = a.selected.shape[1], x.entries = a.compressed.shape[1], x.table_width = rows.tables.shape[1];
   }
   x.fours = x.dim % 4 == 0;
   for (const void* p :
        {static_cast<const void*>(x.o), static_cast<const void*>(x.q), static_cast<const void*>(x.step_kv),
-        static_cast<const void*>(x.rings), static_cast<const void*>(x.compressed)})
+        static_cast<const void*>(x.rings.rows), static_cast<const void*>(x.compressed.rows)})
     x.fours = x.fours && reinterpret_cast<uintptr_t>(p) % 16 == 0;
   x.stride = (x.window + (x.whole_block ? x.n_rows : 0) + x.n_selected + key_round - 1) / key_round * key_round;
   return x;

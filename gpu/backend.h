@@ -79,8 +79,8 @@ struct attention_args {
   tensor o;          // out (R, heads, dim)
   tensor q;          // (R, heads, dim)
   tensor step_kv;    // (R, dim) window rows of the step itself
-  tensor rings;      // (n_slots, ring, dim): position p at [slot][p % ring]
-  tensor compressed; // (n_blocks, entries, dim) or empty
+  tensor rings;      // (n_slots, ring, dim): position p at [slot][p % ring]; or records of fp8_32
+  tensor compressed; // (n_blocks, entries, dim), or records of fp4_e4m3_16; or empty
   tensor selected;   // (R, k) i32 entry numbers, ascending, -1 = none; or empty
   tensor sink;       // (heads) f32
   int64_t window = 0;
@@ -93,7 +93,7 @@ struct index_args {
   tensor selected;             // out (R, k) i32, ascending, -1 behind the last
   tensor q;                    // (R, index heads, index dim)
   tensor weight;               // (R, index heads), constant factor included
-  tensor keys;                 // (n_blocks, entries, index dim)
+  tensor keys;                 // (n_blocks, entries, index dim), or records of fp4_e8m0_32
   int64_t ratio = 1;           // visible entries of position t: (t + 1) / ratio
   tensor candidates_in;        // (R, n) i32 candidate blocks, ascending, -1 behind the last; or empty: all entries
   tensor candidates_out;       // (R, n) i32 or empty: this layer is the candidate source, n = candidate_topk_blocks
@@ -116,6 +116,12 @@ enum class quantiser : uint8_t {
   fp4_e8m0_32,
   fp4_e4m3_16
 }; // model.md 2.7: QDQ_fp8, QDQ_fp4_e8m0_32, QDQ_fp4_e4m3_16
+
+// How caches of quantised rows are kept: as f32, or as records of codes and scales (cache_rows.h: u8, the last
+// dimension a record). Both hold the same values, so the bits of a result do not depend on it.
+enum class cache_form : uint8_t { floats, records };
+inline constexpr cache_form host_caches = cache_form::floats; // records take three to four times as long to read
+inline constexpr cache_form cuda_caches = cache_form::records;
 enum class engram_format : uint8_t { fp8, mxint4, mxint3, bf16 }; // exl3.md 14.1, 14.3, 14.4; bf16: no scales
 
 // What a row is computed for (design.md section 6). Sums of the two classes may differ in low bits; within a class the
@@ -140,6 +146,7 @@ public:
   virtual ~backend() = default;
   virtual std::string name() const = 0; // "host avx512, 2 threads"
   virtual dtype activation_type() const = 0;
+  virtual cache_form preferred_caches() const = 0; // every operation takes both
 
   // Memory. Zero-filled, freed with the backend; throws std::system_error (not_enough_memory) naming `what` and the
   // sizes.
@@ -159,8 +166,9 @@ public:
                      tensor ids) = 0; // y (R, D) = table[id - first_id]; 0 if not in table
   virtual void copy_rows(tensor y, tensor y_rows, tensor x,
                          tensor x_rows) = 0; // y[y_rows[i]] = x[x_rows[i]]; empty rows: 0, 1, ..
-  virtual void scatter_entries(tensor cache, tensor x, tensor entries,
-                               const step_rows&) = 0; // x[i] -> entry entries[i] (i32, -1: none) of row i's sequence
+  virtual void scatter_entries(tensor cache, tensor x, tensor entries, quantiser how,
+                               const step_rows&) = 0; // x[i] -> entry entries[i] (i32, -1: none) of row i's sequence;
+                                                      // how: of the records, if it holds records
   virtual void write_rings(
       tensor rings, tensor x,
       const step_rows&) = 0; // x (R, dim) -> [slot][position % ring]; only the last `ring` rows of a sequence land

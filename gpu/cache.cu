@@ -1,6 +1,7 @@
 // What fills the caches: rotation, compressed pairs, entries of paged caches, window rings.
 #include "gpu/attention.h"
 
+#include "gpu/cache_rows.cuh"
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
@@ -63,31 +64,48 @@ __device__ bool reaches(const row_pointers& rows, int64_t r, int64_t ahead) {
   return r + ahead < rows.n_rows && rows.first_row[r + ahead] == rows.first_row[r];
 }
 
+// Where rows of a cache go: as floats, or as records of a quantiser. A thread stores elements i .. i + 3 of a row.
+template <bool Fours> struct float_rows {
+  static constexpr bool fours = Fours;
+  float* cache;
+  int64_t dim;
+  __device__ void store(int64_t row, int64_t i, float4 v) const {
+    device::store_four<Fours>(cache + row * dim, i, dim, v);
+  }
+};
+template <quantiser How> struct record_rows {
+  static constexpr bool fours = true;
+  uint8_t* cache;
+  int64_t dim, row_bytes;
+  __device__ void store(int64_t row, int64_t i, float4 v) const {
+    device::store_four_of_record<How>(cache + row * row_bytes, static_cast<int>(row_bytes), static_cast<int>(i),
+                                      static_cast<int>(dim), v);
+  }
+};
+
 // Bound by bytes, as are those below. A thread owns four elements of a row. No two rows of a step name one entry.
-template <bool Fours>
-__global__ void scatter_kernel(float* cache, const float* x, const int32_t* entries, row_pointers rows,
-                               int64_t per_block, int64_t dim) {
+template <class Rows>
+__global__ void scatter_kernel(Rows cache, const float* x, const int32_t* entries, row_pointers rows,
+                               int64_t per_block) {
   const int64_t i = 4 * device::piece_of_row();
-  if (i >= dim) return;
+  if (i >= cache.dim) return;
   for (int64_t r = device::first_of_rows(); r < rows.n_rows; r += device::step_of_rows()) {
     const int64_t e = entries[r];
     if (e < 0) continue;
     const int64_t block = rows.tables[rows.table[r] * rows.max_blocks + e / per_block];
-    float* to = cache + (block * per_block + e % per_block) * dim;
-    device::store_four<Fours>(to, i, dim, device::load_four<Fours>(x + r * dim, i, dim));
+    cache.store(block * per_block + e % per_block, i, device::load_four<Rows::fours>(x + r * cache.dim, i, cache.dim));
   }
 }
 
 // Positions of a sequence rise by one a row, so the row `ring` further on takes the same place: the newest of them has
 // no such row, and it alone writes.
-template <bool Fours>
-__global__ void rings_kernel(float* rings, const float* x, row_pointers rows, int64_t ring, int64_t dim) {
+template <class Rows> __global__ void rings_kernel(Rows rings, const float* x, row_pointers rows, int64_t ring) {
   const int64_t i = 4 * device::piece_of_row();
-  if (i >= dim) return;
+  if (i >= rings.dim) return;
   for (int64_t r = device::first_of_rows(); r < rows.n_rows; r += device::step_of_rows()) {
     if (reaches(rows, r, ring)) continue;
-    float* to = rings + (rows.slot[r] * ring + rows.position[r] % ring) * dim;
-    device::store_four<Fours>(to, i, dim, device::load_four<Fours>(x + r * dim, i, dim));
+    rings.store(rows.slot[r] * ring + rows.position[r] % ring, i,
+                device::load_four<Rows::fours>(x + r * rings.dim, i, rings.dim));
   }
 }
 
@@ -175,24 +193,49 @@ void rope_cuda(tensor x, tensor positions, tensor frequencies, bool inverse, con
   cuda_check_launch("rope");
 }
 
-void scatter_entries_cuda(tensor cache, tensor x, tensor entries, const step_rows& rows, const cuda_lane& lane) {
-  const int64_t n_rows = x.rows(), dim = cache.shape[2];
+namespace {
+
+// run(the rows of `cache` in their form).
+template <class Run> void with_rows(const tensor& cache, const tensor& x, quantiser how, const Run& run) {
+  const int64_t dim = x.row_elements();
+  if (!holds_records(cache, how, dim)) {
+    if (in_fours(dim, {cache.data, x.data})) return run(float_rows<true>{cache.f32(), dim});
+    return run(float_rows<false>{cache.f32(), dim});
+  }
+  TROUPE_CHECK(reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && reinterpret_cast<uintptr_t>(cache.data) % 4 == 0,
+               "rows of whole groups begin at 16 bytes, records at 4");
+  auto* records = cache.as<uint8_t>();
+  const int64_t row_bytes = cache.shape[2];
+  switch (how) {
+  case quantiser::fp8_32: return run(record_rows<quantiser::fp8_32>{records, dim, row_bytes});
+  case quantiser::fp4_e8m0_32: return run(record_rows<quantiser::fp4_e8m0_32>{records, dim, row_bytes});
+  case quantiser::fp4_e4m3_16: return run(record_rows<quantiser::fp4_e4m3_16>{records, dim, row_bytes});
+  }
+}
+
+} // namespace
+
+void scatter_entries_cuda(tensor cache, tensor x, tensor entries, quantiser how, const step_rows& rows,
+                          const cuda_lane& lane) {
+  const int64_t n_rows = x.rows();
   if (n_rows == 0) return;
-  TROUPE_CHECK(x.row_elements() == dim && entries.n_elements() >= n_rows, "an entry has the width of its row");
-  const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
-  const auto kernel = in_fours(dim, {cache.data, x.data}) ? scatter_kernel<true> : scatter_kernel<false>;
-  kernel<<<g.grid, g.block, 0, lane.on>>>(cache.f32(), x.f32(), entries.i32(), to_pointers(rows, n_rows),
-                                          cache.shape[1], dim);
+  TROUPE_CHECK(entries.n_elements() >= n_rows, "every row has its entry, or none");
+  const row_grid g = cover_rows(n_rows, (x.row_elements() + 3) / 4);
+  with_rows(cache, x, how, [&](auto to) {
+    scatter_kernel<<<g.grid, g.block, 0, lane.on>>>(to, x.f32(), entries.i32(), to_pointers(rows, n_rows),
+                                                    cache.shape[1]);
+  });
   cuda_check_launch("scatter_entries");
 }
 
 void write_rings_cuda(tensor rings, tensor x, const step_rows& rows, const cuda_lane& lane) {
-  const int64_t n_rows = x.rows(), dim = rings.shape[2];
+  const int64_t n_rows = x.rows();
   if (n_rows == 0) return;
-  TROUPE_CHECK(x.row_elements() == dim && rings.shape[1] > 0, "a ring has the width of its rows");
-  const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
-  const auto kernel = in_fours(dim, {rings.data, x.data}) ? rings_kernel<true> : rings_kernel<false>;
-  kernel<<<g.grid, g.block, 0, lane.on>>>(rings.f32(), x.f32(), to_pointers(rows, n_rows), rings.shape[1], dim);
+  TROUPE_CHECK(rings.shape[1] > 0, "a ring has rows");
+  const row_grid g = cover_rows(n_rows, (x.row_elements() + 3) / 4);
+  with_rows(rings, x, quantiser::fp8_32, [&](auto to) {
+    rings_kernel<<<g.grid, g.block, 0, lane.on>>>(to, x.f32(), to_pointers(rows, n_rows), rings.shape[1]);
+  });
   cuda_check_launch("write_rings");
 }
 

@@ -69,6 +69,7 @@ public:
 
   std::string name() const override { return name_; }
   dtype activation_type() const override { return dtype::f32; }
+  cache_form preferred_caches() const override { return cuda_caches; }
 
   tensor allocate(dtype type, std::initializer_list<int64_t> shape, const std::string& what) override {
     tensor t(nullptr, type, shape);
@@ -109,8 +110,8 @@ public:
     copy_rows_cuda(y, y_rows, x, x_rows, lane());
   }
   void arg_max(tensor ids, tensor x, tensor x_rows, tensor y) override { arg_max_cuda(ids, x, x_rows, y, lane()); }
-  void scatter_entries(tensor cache, tensor x, tensor entries, const step_rows& rows) override {
-    scatter_entries_cuda(cache, x, entries, rows, lane());
+  void scatter_entries(tensor cache, tensor x, tensor entries, quantiser how, const step_rows& rows) override {
+    scatter_entries_cuda(cache, x, entries, how, rows, lane());
   }
   void write_rings(tensor rings, tensor x, const step_rows& rows) override { write_rings_cuda(rings, x, rows, lane()); }
   void rms_norm(tensor y, tensor x, tensor weight, float eps) override { rms_norm_cuda(y, x, weight, eps, lane()); }

@@ -31,7 +31,7 @@ void quantise_cuda(tensor x, quantiser, const cuda_lane&);
 
 // cache.cu: what fills the caches.
 void rope_cuda(tensor x, tensor positions, tensor frequencies, bool inverse, const cuda_lane&);
-void scatter_entries_cuda(tensor cache, tensor x, tensor entries, const step_rows&, const cuda_lane&);
+void scatter_entries_cuda(tensor cache, tensor x, tensor entries, quantiser how, const step_rows&, const cuda_lane&);
 void write_rings_cuda(tensor rings, tensor x, const step_rows&, const cuda_lane&);
 void compress_pairs_cuda(tensor c, tensor u, tensor g, tensor pending, const step_rows&, const cuda_lane&);
 

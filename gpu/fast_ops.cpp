@@ -140,10 +140,11 @@ void attention_fast(fast_context& c, const attention_args& a, const step_rows& r
   const int64_t per_item = n_rows >= 4 * c.threads.size() ? heads : std::max<int64_t>(1, heads / c.threads.size());
   const int64_t by_heads = (heads + per_item - 1) / per_item;
   const auto attend = [&](int64_t item) {
-    thread_local std::vector<const float*> keys;
+    thread_local visible_keys seen;
     thread_local std::vector<float> score;
     const int64_t r = item / by_heads, first = item % by_heads * per_item;
-    visible_rows(a, rows, r, keys);
+    visible_rows(a, rows, r, seen);
+    const std::vector<const float*>& keys = seen.rows;
     const auto n = static_cast<int64_t>(keys.size());
     const int64_t some = std::min(per_item, heads - first), at = (r * heads + first) * dim;
     score.resize(keys.size() * static_cast<size_t>(some));
@@ -157,17 +158,23 @@ void attention_fast(fast_context& c, const attention_args& a, const step_rows& r
 }
 
 void select_entries_fast(fast_context& c, const index_args& a, const step_rows& rows) {
-  const index_scores_form whole = c.heads.index_scores;
+  constexpr int64_t item_keys = 128; // what is decoded, or shared, at a time
+  const auto part = [&](float* score, const float* q, const float* weight, int64_t heads, int64_t dim, stored_keys keys,
+                        int64_t n, int64_t item) {
+    const int64_t first = item * item_keys, some = std::min(item_keys, n - first);
+    c.heads.index_scores(score + first, q, weight, heads, dim, as_floats(keys.from(first), some, dim), some);
+  };
+  const index_scores_form whole = [&](float* score, const float* q, const float* weight, int64_t heads, int64_t dim,
+                                      stored_keys keys, int64_t n) {
+    for (int64_t i = 0; i * item_keys < n; ++i) part(score, q, weight, heads, dim, keys, n, i);
+  };
   if (a.q.rows() >= 2 * c.threads.size())
     return c.threads.for_each(a.q.rows(), [&](int64_t r) { select_row(whole, a, rows, r); });
   // Few rows: the keys of a row are shared instead.
-  constexpr int64_t item_keys = 128;
   const index_scores_form shared = [&](float* score, const float* q, const float* weight, int64_t heads, int64_t dim,
-                                       const float* const* keys, int64_t n) {
-    c.threads.for_each((n + item_keys - 1) / item_keys, [&](int64_t item) {
-      const int64_t first = item * item_keys;
-      whole(score + first, q, weight, heads, dim, keys + first, std::min(item_keys, n - first));
-    });
+                                       stored_keys keys, int64_t n) {
+    c.threads.for_each((n + item_keys - 1) / item_keys,
+                       [&](int64_t i) { part(score, q, weight, heads, dim, keys, n, i); });
   };
   for (int64_t r = 0; r < a.q.rows(); ++r) select_row(shared, a, rows, r);
 }

@@ -119,8 +119,8 @@ void host_backend::arg_max(tensor ids, tensor x, tensor x_rows, tensor y) {
   }
 }
 
-void host_backend::scatter_entries(tensor cache, tensor x, tensor entries, const step_rows& rows) {
-  scatter_entries_host(cache, x, entries, rows);
+void host_backend::scatter_entries(tensor cache, tensor x, tensor entries, quantiser how, const step_rows& rows) {
+  scatter_entries_host(cache, x, entries, how, rows);
 }
 
 void host_backend::write_rings(tensor rings, tensor x, const step_rows& rows) { write_rings_host(rings, x, rows); }

@@ -18,6 +18,7 @@ public:
 
   std::string name() const override;
   dtype activation_type() const override { return dtype::f32; }
+  cache_form preferred_caches() const override { return host_caches; }
 
   tensor allocate(dtype, std::initializer_list<int64_t> shape, const std::string& what) override;
   int64_t allocated_bytes() const override { return account_.used_bytes; }
@@ -29,7 +30,7 @@ public:
   void embed(tensor y, tensor table, int64_t first_id, tensor ids) override;
   void copy_rows(tensor y, tensor y_rows, tensor x, tensor x_rows) override;
   void arg_max(tensor ids, tensor x, tensor x_rows, tensor y) override;
-  void scatter_entries(tensor cache, tensor x, tensor entries, const step_rows&) override;
+  void scatter_entries(tensor cache, tensor x, tensor entries, quantiser how, const step_rows&) override;
   void write_rings(tensor rings, tensor x, const step_rows&) override;
 
   void rms_norm(tensor y, tensor x, tensor weight, float eps) override;

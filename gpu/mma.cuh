@@ -22,6 +22,14 @@ __device__ inline split_pair split(float a, float b) {
   return {high, bits_of(__floats2bfloat162_rn(rest_a, rest_b))};
 }
 
+// The first, or the second, numbers of two pairs as a pair.
+__device__ inline split_pair firsts(split_pair a, split_pair b) {
+  return {__byte_perm(a.high, b.high, 0x5410), __byte_perm(a.low, b.low, 0x5410)};
+}
+__device__ inline split_pair seconds(split_pair a, split_pair b) {
+  return {__byte_perm(a.high, b.high, 0x7632), __byte_perm(a.low, b.low, 0x7632)};
+}
+
 // c (16 x 8) += a (16 x 16) b (16 x 8). Of lane l, g = l / 4, t = l % 4: a holds the pairs of columns 2t of rows g and
 // g + 8, then of columns 2t + 8; b the pairs of rows 2t and 2t + 8 of column g; c columns 2t, 2t + 1 of rows g, g + 8.
 __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

@@ -1,9 +1,11 @@
 // Known tensors through the device and through the scalar twins.
 #include "gpu/self_check.h"
 
+#include "gpu/cache_rows.h"
 #include "gpu/check_weights.h"
 #include "gpu/codebook.h"
 #include "gpu/engram_rows.h"
+#include "gpu/formats.h"
 #include "storage/check.h"
 
 #include <algorithm>
@@ -69,6 +71,19 @@ private:
   }
   twin_tensor ints(std::initializer_list<int64_t> shape, const std::vector<int32_t>& v) {
     return make(dtype::i32, shape, v);
+  }
+  twin_tensor rounded(std::initializer_list<int64_t> shape, quantiser how) { // as the model rounds what it caches
+    std::vector<float> v(static_cast<size_t>(tensor(nullptr, dtype::f32, shape).n_elements()));
+    for (float& x : v) x = known_float(random_, 1);
+    quantise_host(tensor(v.data(), dtype::f32, shape), how);
+    return make(dtype::f32, shape, v);
+  }
+  twin_tensor records(int64_t n, int64_t rows, quantiser how, int64_t dim) { // a cache of them
+    const tensor from = rounded({n * rows, dim}, how).host;
+    const int64_t bytes = record_bytes(how, dim);
+    std::vector<std::byte> made(static_cast<size_t>(n * rows * bytes));
+    for (int64_t i = 0; i < n * rows; ++i) encode_record(made.data() + i * bytes, from.f32() + i * dim, dim, how);
+    return make(dtype::u8, {n, rows, bytes}, made);
   }
   twin_tensor output(std::initializer_list<int64_t> shape, dtype type = dtype::f32) { // NaN: what is not written shows
     const auto n = static_cast<size_t>(tensor(nullptr, type, shape).size_bytes());
@@ -148,13 +163,15 @@ void checker::caches() {
   const auto x = floats({5, 2, 48});
   run([&](backend& b, bool h) { b.rope(x.of(h), rows.position.of(h), f.of(h), false); });
   near("rope", x, 1e-6);
-  const auto entries = ints({5}, {-1, 2, 15, -1, 5}), kv = floats({5, 48}), cache = output({8, 4, 48});
-  const auto rings = output({2, 4, 48});
-  run([&](backend& b, bool h) {
-    b.scatter_entries(cache.of(h), kv.of(h), entries.of(h), rows.of(h));
-    b.write_rings(rings.of(h), kv.of(h), rows.of(h));
-  });
-  equal("scatter_entries", cache);
+  const auto entries = ints({5}, {-1, 2, 15, -1, 5});
+  for (const quantiser how : {quantiser::fp4_e4m3_16, quantiser::fp4_e8m0_32}) {
+    const auto kv = rounded({5, 64}, how), cache = output({8, 4, record_bytes(how, 64)}, dtype::u8);
+    run([&](backend& b, bool h) { b.scatter_entries(cache.of(h), kv.of(h), entries.of(h), how, rows.of(h)); });
+    equal(how == quantiser::fp4_e4m3_16 ? "scatter_entries" : "scatter_entries of keys", cache);
+  }
+  const auto kv = rounded({5, 64}, quantiser::fp8_32);
+  const auto rings = output({2, 4, record_bytes(quantiser::fp8_32, 64)}, dtype::u8);
+  run([&](backend& b, bool h) { b.write_rings(rings.of(h), kv.of(h), rows.of(h)); });
   equal("write_rings", rings);
   const auto u = floats({5, 48}), g = floats({5, 48}, 4), c = output({5, 48}), pending = floats({2, 3, 2, 48});
   run([&](backend& b, bool h) { b.compress_pairs(c.of(h), u.of(h), g.of(h), pending.of(h), rows.of(h)); });
@@ -173,8 +190,9 @@ void checker::caches() {
 void checker::attention() {
   const twin_rows rows = two_sequences();
   attention_args a;
-  const auto q = floats({5, 3, 40}), kv = floats({5, 40}), rings = floats({2, 16, 40}), pool = floats({8, 4, 40});
-  const auto sink = floats({3}), o = output({5, 3, 40});
+  const auto q = floats({5, 3, 64}), kv = rounded({5, 64}, quantiser::fp8_32);
+  const auto rings = records(2, 16, quantiser::fp8_32, 64), pool = records(8, 4, quantiser::fp4_e4m3_16, 64);
+  const auto sink = floats({3}), o = output({5, 3, 64});
   const auto chosen = ints({5, 4}, {0, 3, 9, 14, 1, 2, 7, 15, 0, 5, 8, -1, 0, 1, 3, 4, 2, 4, -1, -1});
   run([&](backend& b, bool h) {
     a.o = o.of(h), a.q = q.of(h), a.step_kv = kv.of(h), a.rings = rings.of(h), a.compressed = pool.of(h);
@@ -182,7 +200,8 @@ void checker::attention() {
     b.attention(a, rows.of(h));
   });
   near("attention", o, 3e-5);
-  const auto iq = floats({5, 4, 32}), weight = floats({5, 4}), keys = floats({8, 4, 32});
+  const auto iq = rounded({5, 8, 128}, quantiser::fp4_e8m0_32), weight = floats({5, 8});
+  const auto keys = records(8, 4, quantiser::fp4_e8m0_32, 128);
   const auto best = output({5, 5}, dtype::i32), candidates = output({5, 3}, dtype::i32);
   run([&](backend& b, bool h) {
     index_args i;

@@ -1,6 +1,7 @@
 // Index scores and two-level selection, the plain twin.
 #include "gpu/topk.h"
 
+#include "gpu/cache_rows.h"
 #include "gpu/dot.h"
 
 #include <algorithm>
@@ -40,20 +41,21 @@ void write_list(tensor to, int64_t row, const std::vector<int32_t>& list) {
 }
 
 // sum_n w_n relu(q_n . k), heads ascending.
-void index_scores(float* score, const float* q, const float* weight, int64_t heads, int64_t dim,
-                  const float* const* keys, int64_t n) {
+void index_scores(float* score, const float* q, const float* weight, int64_t heads, int64_t dim, stored_keys keys,
+                  int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
+    const float* key = *as_floats(keys.from(i), 1, dim);
     float sum = 0;
-    for (int64_t h = 0; h < heads; ++h)
-      sum = std::fma(weight[h], std::max(row_dot(q + h * dim, keys[i], dim), 0.0F), sum);
+    for (int64_t h = 0; h < heads; ++h) sum = std::fma(weight[h], std::max(row_dot(q + h * dim, key, dim), 0.0F), sum);
     score[i] = std::isnan(sum) ? lowest : sum;
   }
 }
 
 const float* key_of(const index_args& a, const step_rows& rows, int64_t r, int64_t entry) {
-  const int64_t dim = a.keys.shape[2], per_block = a.keys.shape[1];
+  const int64_t per_block = a.keys.shape[1];
   const int64_t block = rows.tables.i32()[rows.table.i32()[r] * rows.tables.shape[1] + entry / per_block];
-  return a.keys.f32() + (block * per_block + entry % per_block) * dim;
+  return reinterpret_cast<const float*>(a.keys.data +
+                                        (block * per_block + entry % per_block) * stored_row_bytes(a.keys));
 }
 
 // Blocks of `size` entries by their best score; the newest visible block is always in.
@@ -72,10 +74,25 @@ std::vector<int32_t> best_blocks(const std::vector<float>& score, int64_t visibl
 
 } // namespace
 
+const float* const* as_floats(stored_keys keys, int64_t n, int64_t dim) {
+  if (!keys.are_records) return keys.rows;
+  thread_local std::vector<float> decoded;
+  thread_local std::vector<const float*> rows;
+  decoded.resize(static_cast<size_t>(n * dim));
+  rows.resize(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    float* to = decoded.data() + i * dim;
+    decode_record(to, reinterpret_cast<const std::byte*>(keys.rows[i]), dim, quantiser::fp4_e8m0_32);
+    rows[static_cast<size_t>(i)] = to;
+  }
+  return rows.data();
+}
+
 void select_row(const index_scores_form& scores_of, const index_args& a, const step_rows& rows, int64_t r) {
   thread_local std::vector<float> score, listed_score;
   thread_local std::vector<int32_t> chosen, scored;
   thread_local std::vector<const float*> keys;
+  const bool are_records = holds_records(a.keys, quantiser::fp4_e8m0_32, a.q.shape[2]);
   const int64_t visible = (rows.position.i64()[r] + 1) / a.ratio;
   score.assign(static_cast<size_t>(visible), lowest);
   chosen.clear();
@@ -104,7 +121,7 @@ void select_row(const index_scores_form& scores_of, const index_args& a, const s
   for (const int32_t e : scored) keys.push_back(key_of(a, rows, r, e));
   listed_score.resize(scored.size());
   scores_of(listed_score.data(), a.q.f32() + r * a.q.row_elements(), a.weight.f32() + r * a.q.shape[1], a.q.shape[1],
-            a.q.shape[2], keys.data(), static_cast<int64_t>(keys.size()));
+            a.q.shape[2], {keys.data(), are_records}, static_cast<int64_t>(keys.size()));
   for (size_t i = 0; i < scored.size(); ++i) score[static_cast<size_t>(scored[i])] = listed_score[i];
   if (a.scores) {
     float* out = a.scores.f32() + r * a.scores.shape[1];

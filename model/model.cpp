@@ -22,7 +22,7 @@ struct family {
   std::unique_ptr<table_reader> (*tables)(const std::string& folder, int rank, int n_ranks, int32_t max_sequences,
                                           int64_t in_memory_bytes);
   std::unique_ptr<model> (*load)(backend&, const model_options&, const load_progress&);
-  state_bytes (*state)(const std::string& folder, int64_t activation_bytes);
+  state_bytes (*state)(const std::string& folder, cache_form);
 };
 
 constexpr std::array families{family{"deepseek_v41", deepseek_v41::read_info, deepseek_v41::load_text,
@@ -69,8 +69,6 @@ void model::forward_and_sample(std::span<const sequence_rows> rows, std::span<co
 std::unique_ptr<model> load_model(backend& be, const model_options& options, const load_progress& progress) {
   return family_of(options.folder).load(be, options, progress);
 }
-state_bytes plan_state(const std::string& folder, int64_t activation_bytes) {
-  return family_of(folder).state(folder, activation_bytes);
-}
+state_bytes plan_state(const std::string& folder, cache_form form) { return family_of(folder).state(folder, form); }
 
 } // namespace troupe

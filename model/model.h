@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -94,6 +95,7 @@ struct model_options {
   prefill_mode prefill = prefill_mode::exact;
   int64_t tail_tokens = 128;
   bool load_draft = true, load_vision = true;
+  std::optional<cache_form> caches; // nullopt: what the backend prefers
 };
 
 // The weights of one rank and the state of its sequences. One thread; every rank of a group gets the same calls.
@@ -181,6 +183,6 @@ struct state_bytes {
   int64_t snapshot_slack = 0; // positions, of a model loaded without drafts
   int64_t draft_slack = 0;    // the same with them
 };
-state_bytes plan_state(const std::string& folder, int64_t activation_bytes);
+state_bytes plan_state(const std::string& folder, cache_form);
 
 } // namespace troupe

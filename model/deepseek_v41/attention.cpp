@@ -32,12 +32,12 @@ void compress(step_context& ctx, const compressor_weights& w, const layer_role& 
   be.rms_norm(key, key, w.index_norm, ctx.c.eps);
   be.rope(key, positions, ctx.compressed_frequencies, false);
   round_cache(ctx, key, quantiser::fp4_e8m0_32);
-  be.scatter_entries(cache.keys, key, entries, ctx.rows.rows);
+  be.scatter_entries(cache.keys, key, entries, quantiser::fp4_e8m0_32, ctx.rows.rows);
   ctx.show("index_k", key);
 
   be.rope(latent, positions, ctx.compressed_frequencies, false);
   round_cache(ctx, latent, quantiser::fp4_e4m3_16);
-  be.scatter_entries(cache.compressed, latent, entries, ctx.rows.rows);
+  be.scatter_entries(cache.compressed, latent, entries, quantiser::fp4_e4m3_16, ctx.rows.rows);
   ctx.show("comp", latent);
 }
 

@@ -112,15 +112,16 @@ std::unique_ptr<model> load_model(backend& be, const model_options& options, con
   return std::make_unique<model_v41>(be, options, progress);
 }
 
-state_bytes plan_state(const std::string& folder, int64_t activation_bytes) {
+state_bytes plan_state(const std::string& folder, cache_form form) {
   const config c = read_config(folder);
   const bool draft = c.draft.stages > 0;
   const int64_t block_tokens = model_info{}.block_tokens;
-  return {.per_block = bytes_per_block(c, block_tokens, activation_bytes),
-          .per_slot = bytes_per_slot(c, plan_caches(c, 1, 1, block_tokens, draft), activation_bytes, draft),
-          .per_snapshot = bytes_per_snapshot(c, activation_bytes, draft),
-          .snapshot_slack = snapshot_slack(c, plan_caches(c, 1, 1, block_tokens, false), false),
-          .draft_slack = snapshot_slack(c, plan_caches(c, 1, 1, block_tokens, draft), draft)};
+  const cache_plan with_draft = plan_caches(c, form, 1, 1, block_tokens, draft);
+  return {.per_block = bytes_per_block(c, form, block_tokens),
+          .per_slot = bytes_per_slot(c, with_draft, draft),
+          .per_snapshot = bytes_per_snapshot(c, form, draft),
+          .snapshot_slack = snapshot_slack(c, plan_caches(c, form, 1, 1, block_tokens, false), false),
+          .draft_slack = snapshot_slack(c, with_draft, draft)};
 }
 
 } // namespace troupe::deepseek_v41

@@ -38,9 +38,9 @@ model_v41::model_v41(backend& be, const model_options& options, const load_progr
   from.files().drop_cache();
 
   if (be.n_ranks() == 1) sampler_ = be.make_sampler(config_.vocabulary, ends_->piece()); // else no rank has all logits
-  const cache_plan plan =
-      plan_caches(config_, options.max_sequences, options.n_blocks, info_.block_tokens, options_.load_draft);
-  caches_ = make_caches(be, config_, plan, options_.load_draft);
+  cache_plan_ = plan_caches(config_, options.caches.value_or(be.preferred_caches()), options.max_sequences,
+                            options.n_blocks, info_.block_tokens, options_.load_draft);
+  caches_ = make_caches(be, config_, cache_plan_, options_.load_draft);
   all_columns_.emplace(be, max_rows_, "rows of a step");
   tail_columns_.emplace(be, max_rows_, "tail rows of a step");
   const int64_t max_blocks = std::min(options.n_blocks, (info_.context + info_.block_tokens - 1) / info_.block_tokens);
@@ -52,7 +52,14 @@ model_v41::model_v41(backend& be, const model_options& options, const load_progr
   floor_.resize(static_cast<size_t>(options.max_sequences));
   newest_.resize(static_cast<size_t>(options.max_sequences));
   snapshot_rows_ = snapshot_rows(config_, options_.load_draft);
-  slack_ = deepseek_v41::snapshot_slack(config_, plan, options_.load_draft);
+  slack_ = deepseek_v41::snapshot_slack(config_, cache_plan_, options_.load_draft);
+}
+
+void model_v41::round_caches(bool on) {
+  ctx_.round_caches = on;
+  if (on || cache_plan_.form == cache_form::floats) return;
+  cache_plan_.form = cache_form::floats;
+  caches_ = make_caches(be_, config_, cache_plan_, options_.load_draft);
 }
 
 void model_v41::load(const checkpoint& from, weight_loader& weights, const load_progress& progress) {
@@ -348,9 +355,7 @@ void model_v41::require_vision() const {
 
 void model_v41::drop_image(int32_t handle) { images_->drop(handle); }
 
-int64_t model_v41::snapshot_bytes() const {
-  return bytes_per_snapshot(config_, size_bytes(be_.activation_type()), options_.load_draft);
-}
+int64_t model_v41::snapshot_bytes() const { return bytes_per_snapshot(config_, cache_plan_.form, options_.load_draft); }
 
 void model_v41::save_slot(int32_t slot, int64_t n_tokens, std::vector<std::byte>& to) {
   TROUPE_CHECK(slot >= 0 && slot < options_.max_sequences, "a slot number is below max_sequences");
@@ -371,9 +376,7 @@ void model_v41::copy_block(int32_t from, int32_t to) {
   deepseek_v41::copy_block(be_, config_, caches_, from, to);
 }
 
-int64_t model_v41::block_bytes() const {
-  return bytes_per_block(config_, info_.block_tokens, size_bytes(be_.activation_type()));
-}
+int64_t model_v41::block_bytes() const { return bytes_per_block(config_, cache_plan_.form, info_.block_tokens); }
 
 void model_v41::save_block(int32_t block, std::vector<std::byte>& to) {
   TROUPE_CHECK(block >= 0 && block < options_.n_blocks, "a block number is below n_blocks");

@@ -46,7 +46,8 @@ public:
   const config& settings() const { return config_; }
   // Tests only: shows intermediates, index scores of up to `max_entries` entries among them.
   void observe(observer, int64_t max_entries);
-  void round_caches(bool on) { ctx_.round_caches = on; }
+  // Tests only: without rounding, rows do not fit records, so the caches become floats, empty. Before the first step.
+  void round_caches(bool on);
 
 private:
   struct shown_image { // rows of this step that show part of an image
@@ -85,6 +86,7 @@ private:
   work_buffers buffers_;
   std::vector<found_table> tables_;
   std::vector<block_weights> layers_;
+  cache_plan cache_plan_;
   std::vector<layer_cache> caches_; // draft stages last
   std::unique_ptr<vocabulary_ends> ends_;
   tensor final_norm_;

@@ -1,6 +1,8 @@
 // Rows go oldest first, cache by cache, so that the bytes depend neither on the slot nor on the size of the ring.
 #include "model/deepseek_v41/snapshot.h"
 
+#include "gpu/cache_rows.h"
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -84,10 +86,10 @@ int64_t snapshot_slack(const config& c, const cache_plan& p, bool with_draft) {
   return std::min(p.ring - snapshot_rows(c, with_draft), 2 * (p.pending_pairs - 1));
 }
 
-int64_t bytes_per_snapshot(const config& c, int64_t activation_bytes, bool with_draft) {
+int64_t bytes_per_snapshot(const config& c, cache_form form, bool with_draft) {
   int64_t bytes = static_cast<int64_t>(sizeof(header)) + (c.layers + (with_draft ? c.draft.stages : 0)) *
-                                                             snapshot_rows(c, with_draft) * c.head_dim *
-                                                             activation_bytes;
+                                                             snapshot_rows(c, with_draft) *
+                                                             cache_row_bytes(form, quantiser::fp8_32, c.head_dim);
   for (const int32_t l : c.kv_sources)
     if (c.role(l).ratio == 2) bytes += 2 * c.head_dim * int64_t{sizeof(float)};
   return bytes;

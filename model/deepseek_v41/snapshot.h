@@ -1,5 +1,5 @@
-// A slot's state as bytes in host memory: window rows, the pending half group, the tail floor. Spec: model.md
-// section 4.
+// A slot's state as bytes in host memory: window rows in the form of their cache, the pending half group, the tail
+// floor. Spec: model.md section 4.
 #pragma once
 
 #include "model/deepseek_v41/state.h"
@@ -17,7 +17,7 @@ int64_t snapshot_rows(const config&, bool with_draft);
 // Positions that a slot may have run past n and still hold all that a snapshot at n needs.
 int64_t snapshot_slack(const config&, const cache_plan&, bool with_draft);
 // The largest snapshot, headers included.
-int64_t bytes_per_snapshot(const config&, int64_t activation_bytes, bool with_draft);
+int64_t bytes_per_snapshot(const config&, cache_form, bool with_draft);
 
 // Appends nothing: `to` is replaced. `floor`: lowest position whose rows the last layers have seen. Precondition: the
 // slot has run at least n_tokens and at most `slack` positions more.

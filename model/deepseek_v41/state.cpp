@@ -1,6 +1,8 @@
 // Sizes of caches and buffers, and their allocation.
 #include "model/deepseek_v41/state.h"
 
+#include "gpu/cache_rows.h"
+
 #include <algorithm>
 #include <string>
 
@@ -11,8 +13,10 @@ int64_t engram_columns_of_rank(const config& c, int n_ranks) {
   return all % n_ranks == 0 ? all / n_ranks : all;
 }
 
-cache_plan plan_caches(const config& c, int64_t slots, int64_t blocks, int64_t block_tokens, bool with_draft) {
+cache_plan plan_caches(const config& c, cache_form form, int64_t slots, int64_t blocks, int64_t block_tokens,
+                       bool with_draft) {
   cache_plan p;
+  p.form = form;
   p.slots = slots;
   p.blocks = blocks;
   p.block_tokens = block_tokens;
@@ -23,13 +27,16 @@ cache_plan plan_caches(const config& c, int64_t slots, int64_t blocks, int64_t b
 }
 
 std::vector<layer_cache> make_caches(backend& be, const config& c, const cache_plan& p, bool with_draft) {
-  const dtype type = be.activation_type();
+  const auto make = [&](int64_t n, int64_t rows, quantiser how, int64_t dim, const std::string& what) {
+    return p.form == cache_form::records ? be.allocate(dtype::u8, {n, rows, record_bytes(how, dim)}, what)
+                                         : be.allocate(dtype::f32, {n, rows, dim}, what);
+  };
   std::vector<layer_cache> caches(static_cast<size_t>(c.layers + (with_draft ? c.draft.stages : 0)));
   for (int32_t l = 0; l < static_cast<int32_t>(caches.size()); ++l) {
     layer_cache& cache = caches[static_cast<size_t>(l)];
     const std::string of =
         l < c.layers ? " of layer " + std::to_string(l) : " of draft stage " + std::to_string(l - c.layers);
-    cache.ring = be.allocate(type, {p.slots, p.ring, c.head_dim}, "window ring" + of);
+    cache.ring = make(p.slots, p.ring, quantiser::fp8_32, c.head_dim, "window ring" + of);
     const layer_role r = c.role(l);
     if (r.ratio == 0) continue;
     if (!r.owns_kv) {
@@ -39,23 +46,25 @@ std::vector<layer_cache> make_caches(backend& be, const config& c, const cache_p
       continue;
     }
     const int64_t entries = p.block_tokens / r.ratio;
-    cache.compressed = be.allocate(type, {p.blocks, entries, c.head_dim}, "compressed rows" + of);
-    cache.keys = be.allocate(type, {p.blocks, entries, c.index_dim}, "index keys" + of);
+    cache.compressed = make(p.blocks, entries, quantiser::fp4_e4m3_16, c.head_dim, "compressed rows" + of);
+    cache.keys = make(p.blocks, entries, quantiser::fp4_e8m0_32, c.index_dim, "index keys" + of);
     if (r.ratio == 2)
       cache.pending = be.allocate(dtype::f32, {p.slots, p.pending_pairs, 2, c.head_dim}, "pending halves" + of);
   }
   return caches;
 }
 
-int64_t bytes_per_block(const config& c, int64_t block_tokens, int64_t activation_bytes) {
+int64_t bytes_per_block(const config& c, cache_form form, int64_t block_tokens) {
+  const int64_t entry = cache_row_bytes(form, quantiser::fp4_e4m3_16, c.head_dim) +
+                        cache_row_bytes(form, quantiser::fp4_e8m0_32, c.index_dim);
   int64_t bytes = 0;
-  for (const int32_t l : c.kv_sources)
-    bytes += block_tokens / c.role(l).ratio * (c.head_dim + c.index_dim) * activation_bytes;
+  for (const int32_t l : c.kv_sources) bytes += block_tokens / c.role(l).ratio * entry;
   return bytes;
 }
 
-int64_t bytes_per_slot(const config& c, const cache_plan& p, int64_t activation_bytes, bool with_draft) {
-  int64_t bytes = (c.layers + (with_draft ? c.draft.stages : 0)) * p.ring * c.head_dim * activation_bytes;
+int64_t bytes_per_slot(const config& c, const cache_plan& p, bool with_draft) {
+  int64_t bytes =
+      (c.layers + (with_draft ? c.draft.stages : 0)) * p.ring * cache_row_bytes(p.form, quantiser::fp8_32, c.head_dim);
   for (const int32_t l : c.kv_sources)
     if (c.role(l).ratio == 2) bytes += p.pending_pairs * 2 * c.head_dim * 4;
   return bytes;

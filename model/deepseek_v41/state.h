@@ -15,23 +15,25 @@ namespace troupe::deepseek_v41 {
 // Tensors are device views, valid during the call.
 using observer = std::function<void(std::string_view name, int32_t layer, tensor)>;
 
-// Caches that a layer reads; those of a kv source are shared by the layers after it.
+// Caches that a layer reads; those of a kv source are shared by the layers after it. All but `pending` hold what a
+// quantiser left (fp8_32, fp4_e4m3_16, fp4_e8m0_32), as floats or as records.
 struct layer_cache {
   tensor ring; // (slots, ring, head_dim)
   tensor compressed, keys,
-      pending; // (blocks, entries, head_dim), (blocks, entries, index_dim), (slots, pairs, 2, head_dim)
+      pending; // (blocks, entries, head_dim), (blocks, entries, index_dim), (slots, pairs, 2, head_dim) f32
 };
 
 struct cache_plan {
+  cache_form form = cache_form::floats;
   int64_t slots = 0, blocks = 0, block_tokens = 0;
   int64_t ring = 0;          // rows of a window ring: the window and what a rejected draft may overwrite
   int64_t pending_pairs = 0; // even positions whose halves are kept, for the same reason
 };
-cache_plan plan_caches(const config&, int64_t slots, int64_t blocks, int64_t block_tokens, bool with_draft);
+cache_plan plan_caches(const config&, cache_form, int64_t slots, int64_t blocks, int64_t block_tokens, bool with_draft);
 std::vector<layer_cache> make_caches(backend&, const config&, const cache_plan&, bool with_draft); // stages last
 // Device bytes of one block and of one slot.
-int64_t bytes_per_block(const config&, int64_t block_tokens, int64_t activation_bytes);
-int64_t bytes_per_slot(const config&, const cache_plan&, int64_t activation_bytes, bool with_draft);
+int64_t bytes_per_block(const config&, cache_form, int64_t block_tokens);
+int64_t bytes_per_slot(const config&, const cache_plan&, bool with_draft);
 
 // Rows are the first dimension everywhere; activations in the backend's type, coefficients f32.
 struct work_buffers {

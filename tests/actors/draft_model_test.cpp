@@ -114,7 +114,7 @@ private:
     kv_cache_config c;
     c.n_blocks = l.n_blocks;
     c.block_tokens = l.block_tokens;
-    const auto bytes = plan_state(folder, 4);
+    const auto bytes = plan_state(folder, host_caches);
     c.snapshot_bytes = bytes.per_snapshot;
     c.snapshot_memory_bytes = is_on ? 32 * bytes.per_snapshot : 0;
     c.snapshot_slack = l.drafts.block > 0 ? bytes.draft_slack : bytes.snapshot_slack;

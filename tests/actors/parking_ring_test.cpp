@@ -44,7 +44,7 @@ void check_same(const std::vector<chat_request>& turns, tiny_options tight) {
 } // namespace
 
 TEST_CASE("parking: tokens and log-probabilities are those of plenty of blocks" * doctest::test_suite("slow")) {
-  const auto three = 3 * plan_state(tiny_folder, 4).per_snapshot;
+  const auto three = 3 * plan_state(tiny_folder, host_caches).per_snapshot;
   SUBCASE("with the prefix cache") { check_same(hungry_turns(2), {.n_blocks = 21}); }
   SUBCASE("without it") { check_same(hungry_turns(1), {.n_blocks = 21, .snapshot_bytes = 0}); }
   SUBCASE("with drafts") { check_same(hungry_turns(1), {.n_blocks = 20, .n_drafts = 5}); }

@@ -102,7 +102,7 @@ TEST_CASE("prefix: in tail mode an identical prompt gives the same" * doctest::t
 
 TEST_CASE("prefix: a tiny budget evicts and stays exact; the console is told what is missing" *
           doctest::test_suite("slow")) {
-  const auto one = plan_state(tiny_folder, 4).per_snapshot;
+  const auto one = plan_state(tiny_folder, host_caches).per_snapshot;
   tiny_ring cached({.snapshot_bytes = 3 * one, .interval = 64}), plain({.snapshot_bytes = 0});
   for (int i = 0; i < 8; ++i) {
     const auto request = tiny_completion(tiny_words(130, i % 4 + 1), 4);

@@ -34,7 +34,7 @@ struct tier_ring : tiny_ring {
     r.parts.prepare = w.own(spawn_prepare(w.system(), {r.parts.config, r.parts.info, r.parts.max_context}, text, 0));
   }
   static void add_tiers(ring_config& c, const tier_settings& s) {
-    const auto bytes = plan_state(tiny_folder, 4);
+    const auto bytes = plan_state(tiny_folder, host_caches);
     c.prefix.snapshot_memory_bytes = s.n_snapshots * bytes.per_snapshot;
     c.prefix.block_bytes = bytes.per_block;
     c.prefix.host_cache_bytes = s.n_slots * bytes.per_block;

@@ -68,7 +68,7 @@ struct tiny_ring {
     return l;
   }
   static void configure(ring_config& c, const tiny_options& o) {
-    const auto bytes = plan_state(tiny_folder, 4);
+    const auto bytes = plan_state(tiny_folder, host_caches);
     c.prefix.snapshot_bytes = bytes.per_snapshot;
     c.prefix.snapshot_slack = o.n_drafts > 0 ? bytes.draft_slack : bytes.snapshot_slack;
     c.prefix.snapshot_memory_bytes = o.snapshot_bytes;
@@ -88,7 +88,7 @@ struct tiny_ring {
       m.tail_tokens = o.tail_tokens;
       m.load_draft = o.n_drafts > 0;
       p.weights = load_model(*p.device, m, nullptr);
-      const auto planned = plan_state(tiny_folder, 4);
+      const auto planned = plan_state(tiny_folder, host_caches);
       CHECK(p.weights->block_bytes() == planned.per_block);
       CHECK(p.weights->snapshot_bytes() <= planned.per_snapshot);
       CHECK(p.weights->snapshot_slack() == (m.load_draft ? planned.draft_slack : planned.snapshot_slack));

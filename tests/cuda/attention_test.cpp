@@ -20,8 +20,9 @@ struct shape {
   int64_t heads, dim, window, k; // k 0: no selected entries
   seen how;
   std::vector<run_of_rows> runs;
-  bool short_keys = false; // of eight significant bits, as the cache quantisers make them
+  enum class key_form { any, eight_bits, rounded, records } keys = key_form::any; // rounded: by the cache quantisers
 };
+using key_form = shape::key_form;
 
 constexpr int64_t ring_rows = 256, n_slots = 40, entries = 8, table_width = 128, ratio = 2;
 
@@ -35,19 +36,22 @@ struct world {
   explicit world(const shape& of) : s(of) {
     for (const run_of_rows& run : s.runs) n_rows += run.n;
     q = t.floats({n_rows, s.heads, s.dim}, 1);
-    step_kv = keys({n_rows, s.dim}, 2);
-    rings = keys({n_slots, ring_rows, s.dim}, 3);
-    compressed = keys({s.k == 0 ? 1 : n_slots * table_width, entries, s.dim}, 4);
+    step_kv = keys(1, n_rows, 2, quantiser::fp8_32, false).reshape({n_rows, s.dim});
+    rings = keys(n_slots, ring_rows, 3, quantiser::fp8_32, true);
+    compressed = keys(s.k == 0 ? 1 : n_slots * table_width, entries, 4, quantiser::fp4_e4m3_16, true);
     sink = t.floats({s.heads}, 5);
     std::mt19937 bits(6);
     for (const run_of_rows& run : s.runs)
       for (int64_t i = 0; i < run.n; ++i) select(std::min((run.first + i + 1) / ratio, table_width * entries), bits);
   }
-  twin_tensor keys(std::initializer_list<int64_t> dims, unsigned seed) {
-    auto v = random_floats(tensor(nullptr, dtype::f32, dims).n_elements(), seed);
-    if (s.short_keys)
+  twin_tensor keys(int64_t n, int64_t rows, unsigned seed, quantiser how, bool cached) {
+    auto v = random_floats(n * rows * s.dim, seed);
+    if (s.keys == key_form::eight_bits)
       for (float& x : v) x = std::round(x * 16) / 16;
-    return t.make(dtype::f32, dims, v);
+    if (s.keys >= key_form::rounded) v = quantised(std::move(v), s.dim, how);
+    if (s.keys == key_form::records && cached)
+      return t.make(dtype::u8, {n, rows, record_bytes(how, s.dim)}, records_of(v, s.dim, how));
+    return t.make(dtype::f32, {n, rows, s.dim}, v);
   }
   void select(int64_t n_visible, std::mt19937& bits) {
     std::vector<int32_t> all(static_cast<size_t>(n_visible)), some;
@@ -102,11 +106,17 @@ std::vector<run_of_rows> sequences(int32_t n, int64_t first, int64_t n_rows) {
 
 const std::vector<shape> shapes{
     {"real, one row", 64, 512, 128, 512, seen::causal, sequences(1, 1900, 1)},
-    {"real, one row, short keys", 64, 512, 128, 512, seen::causal, sequences(1, 1900, 1), true},
+    {"real, one row, short keys", 64, 512, 128, 512, seen::causal, sequences(1, 1900, 1), key_form::eight_bits},
     {"real, window only", 64, 512, 128, 0, seen::causal, {{0, 0, 1}, {1, 5, 2}, {2, 500, 3}}},
     {"real, large tiles", 64, 512, 128, 512, seen::causal, sequences(33, 900, 1)},
-    {"real, chunks", 64, 512, 128, 512, seen::causal, {{0, 0, 40}, {1, 700, 3}, {2, 1200, 30}}, true},
+    {"real, chunks", 64, 512, 128, 512, seen::causal, {{0, 0, 40}, {1, 700, 3}, {2, 1200, 30}}, key_form::eight_bits},
     {"real, draft blocks", 64, 512, 128, 0, seen::draft_block, {{0, 200, 6}, {1, 3, 5}, {2, 0, 1}}},
+    {"records, one row", 64, 512, 128, 512, seen::causal, sequences(1, 1900, 1), key_form::records},
+    {"records, large tiles", 64, 512, 128, 512, seen::causal, sequences(33, 900, 1), key_form::records},
+    {"records, chunks", 64, 512, 128, 512, seen::causal, {{0, 0, 40}, {1, 700, 3}, {2, 1200, 30}}, key_form::records},
+    {"records, draft blocks", 64, 512, 128, 0, seen::draft_block, {{0, 200, 6}, {1, 3, 5}}, key_form::records},
+    {"records, tiny", 4, 96, 8, 5, seen::causal, {{0, 0, 3}, {1, 7, 1}, {2, 300, 33}}, key_form::records},
+    {"records, narrow", 6, 32, 16, 8, seen::causal, {{0, 0, 3}, {1, 70, 1}, {2, 300, 130}}, key_form::records},
     {"one of everything", 1, 1, 1, 1, seen::causal, {{3, 0, 1}}},
     {"tiny", 4, 96, 8, 5, seen::causal, {{0, 0, 3}, {1, 7, 1}, {2, 300, 33}}},
     {"odd", 3, 37, 5, 7, seen::causal, {{0, 2, 3}, {1, 90, 9, 95}, {2, 64, 1, 80}}},
@@ -132,6 +142,18 @@ TEST_CASE("cuda attention: a sequence alone has the bits it has among others") {
       alone.insert(alone.end(), one.begin(), one.end());
     }
     CHECK_MESSAGE(std::memcmp(alone.data(), together.data(), alone.size() * sizeof(float)) == 0, s.what);
+  }
+}
+
+TEST_CASE("cuda attention: caches of records give the bits of caches of floats") {
+  for (const shape& s : shapes) {
+    if (s.keys != key_form::records) continue;
+    shape as_floats = s;
+    as_floats.keys = key_form::rounded;
+    world records(s), floats(as_floats);
+    CHECK_MESSAGE(records.t.read_device<uint32_t>(records.attend(0, s.runs.size())) ==
+                      floats.t.read_device<uint32_t>(floats.attend(0, s.runs.size())),
+                  s.what);
   }
 }
 

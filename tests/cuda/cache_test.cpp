@@ -94,9 +94,39 @@ TEST_CASE("cuda cache: entries land in the blocks of their sequences") {
       for (const run_of_rows& run : runs)
         for (int64_t i = 0; i < run.n; ++i) entries.push_back(i % 2 == 1 && i < 60 ? static_cast<int32_t>(i / 2) : -1);
       const auto x = t.floats({s.n, dim}, 41), cache = t.output({24, 5, dim}), e = t.ints({s.n}, entries);
-      t.run([&](backend& b) { b.scatter_entries(t.of(b, cache), t.of(b, x), t.of(b, e), s.of(t, b)); });
+      t.run([&](backend& b) {
+        b.scatter_entries(t.of(b, cache), t.of(b, x), t.of(b, e), quantiser::fp4_e4m3_16, s.of(t, b));
+      });
       t.equal("scatter_entries", cache);
     }
+}
+
+// Rows of many magnitudes, some poisoned, as a quantiser leaves them.
+std::vector<float> rounded_rows(int64_t n, int64_t dim, quantiser how) {
+  auto v = random_floats(n * dim, 46);
+  for (size_t i = 0; i < v.size(); ++i) v[i] = std::ldexp(v[i], static_cast<int>(i / 48 * 7 % 61) - 40);
+  if (n > 2) v[static_cast<size_t>(dim) + 5] = NAN, v[static_cast<size_t>(2 * dim) + 2] = -INFINITY;
+  return quantised(std::move(v), dim, how);
+}
+
+TEST_CASE("cuda cache: records have the bytes of the twin's") {
+  twins t;
+  for (const auto& runs : steps)
+    for (const quantiser how : {quantiser::fp8_32, quantiser::fp4_e8m0_32, quantiser::fp4_e4m3_16})
+      for (const int64_t dim : {32, 64, 96, 512, 992}) {
+        const twin_step s = make_step(t, runs);
+        std::vector<int32_t> entries;
+        for (const run_of_rows& run : runs)
+          for (int64_t i = 0; i < run.n; ++i) entries.push_back(i < 30 ? static_cast<int32_t>(i) : -1);
+        const auto x = t.make(dtype::f32, {s.n, dim}, rounded_rows(s.n, dim, how)), e = t.ints({s.n}, entries);
+        const auto cache = t.output({24, 5, record_bytes(how, dim)}, dtype::u8);
+        t.run([&](backend& b) { b.scatter_entries(t.of(b, cache), t.of(b, x), t.of(b, e), how, s.of(t, b)); });
+        t.equal("scatter_entries, records", cache);
+        if (how != quantiser::fp8_32) continue;
+        const auto rings = t.output({4, 33, record_bytes(how, dim)}, dtype::u8);
+        t.run([&](backend& b) { b.write_rings(t.of(b, rings), t.of(b, x), s.of(t, b)); });
+        t.equal("write_rings, records", rings);
+      }
 }
 
 TEST_CASE("cuda cache: of the rows that share a place of a ring the newest stays") {

@@ -12,9 +12,12 @@ struct shape {
   int64_t heads, dim, entries, table_width, ratio, k;
   std::vector<int64_t> positions;                   // row i is of sequence i
   int64_t candidate_block = 0, n_out = 0, n_in = 0; // candidate blocks made or used
-  enum class key_values { normal, few, strange } values = key_values::normal;
+  // scaled: groups of 32 of magnitudes so different that sums round
+  enum class key_values { normal, few, strange, scaled } values = key_values::normal;
   bool raw = false;
+  enum class key_form { any, rounded, records } form = key_form::any;
 };
+using key_form = shape::key_form;
 using key_values = shape::key_values;
 
 struct world {
@@ -25,16 +28,25 @@ struct world {
   explicit world(const shape& of, int64_t scratch_bytes = 64 << 20) : t(scratch_bytes), s(of) {
     const auto n = static_cast<int64_t>(s.positions.size()), n_blocks = n * s.table_width;
     auto values = random_floats(n_blocks * s.entries * s.dim, 1), queries = random_floats(n * s.heads * s.dim, 2);
-    if (s.values != key_values::normal) // many equal scores
+    if (s.values == key_values::few || s.values == key_values::strange) // many equal scores
       for (auto* v : {&values, &queries})
         for (float& x : *v) x = std::clamp(std::round(x), -1.0F, 1.0F);
+    if (s.values == key_values::scaled)
+      for (auto* v : {&values, &queries})
+        for (size_t i = 0; i < v->size(); ++i) (*v)[i] = std::ldexp((*v)[i], static_cast<int>(i / 32 * 5 % 17) - 8);
     if (s.values == key_values::strange)
       for (size_t i = 0; i < values.size(); i += 5 * static_cast<size_t>(s.dim) + 1)
         values[i] = i % 3 == 0 ? std::numeric_limits<float>::quiet_NaN() : i % 3 == 1 ? INFINITY : -0.0F;
-    keys = t.make(dtype::f32, {n_blocks, s.entries, s.dim}, values);
+    constexpr auto how = quantiser::fp4_e8m0_32;
+    if (s.form != key_form::any)
+      values = quantised(std::move(values), s.dim, how), queries = quantised(std::move(queries), s.dim, how);
+    if (s.form == key_form::records)
+      keys = t.make(dtype::u8, {n_blocks, s.entries, record_bytes(how, s.dim)}, records_of(values, s.dim, how));
+    else
+      keys = t.make(dtype::f32, {n_blocks, s.entries, s.dim}, values);
     q = t.make(dtype::f32, {n, s.heads, s.dim}, queries);
     auto weights = random_floats(n * s.heads, 3);
-    if (s.values != key_values::normal)
+    if (s.values == key_values::few || s.values == key_values::strange)
       for (float& x : weights) x = std::round(x);
     weight = t.make(dtype::f32, {n, s.heads}, weights);
     std::vector<int32_t> rows, blocks, candidates;
@@ -87,6 +99,107 @@ const std::vector<shape> shapes{
     {"odd, uses candidates", 5, 19, 3, 21, 1, 7, {62, 5, 31}, 5, 0, 6, key_values::normal, true},
     {"one", 1, 1, 1, 1, 1, 1, {0}, 1, 1, 0},
     {"takes none", 2, 16, 4, 4, 1, 0, {9, 15}, 2, 3, 0},
+    {"records", 32, 128, 64, 40, 2, 512, {5000, 2000, 1022}, 0, 0, 0, key_values::normal, false, key_form::records},
+    {"records, raw scores",
+     32,
+     128,
+     32,
+     40,
+     2,
+     512,
+     {0, 1500, 2559},
+     0,
+     0,
+     0,
+     key_values::normal,
+     true,
+     key_form::records},
+    {"records of equal scores",
+     32,
+     128,
+     64,
+     32,
+     1,
+     512,
+     {1999, 2047, 700},
+     0,
+     0,
+     0,
+     key_values::few,
+     true,
+     key_form::records},
+    {"records, no numbers",
+     32,
+     128,
+     64,
+     32,
+     1,
+     512,
+     {1999, 700},
+     0,
+     0,
+     0,
+     key_values::strange,
+     true,
+     key_form::records},
+    {"records whose sums round",
+     32,
+     128,
+     64,
+     20,
+     1,
+     512,
+     {1279, 700},
+     0,
+     0,
+     0,
+     key_values::scaled,
+     true,
+     key_form::records},
+    {"records, makes candidates",
+     8,
+     128,
+     64,
+     64,
+     1,
+     512,
+     {4090, 100, 4095},
+     8,
+     128,
+     0,
+     key_values::normal,
+     false,
+     key_form::records},
+    {"records, uses candidates",
+     64,
+     128,
+     64,
+     64,
+     1,
+     512,
+     {4090, 100, 0, 1300},
+     8,
+     0,
+     128,
+     key_values::normal,
+     false,
+     key_form::records},
+    {"records, odd blocks", 16, 128, 7, 90, 1, 50, {600, 31, 5}, 3, 20, 0, key_values::normal, true, key_form::records},
+    {"records, long row",
+     32,
+     128,
+     256,
+     200,
+     1,
+     512,
+     {51199, 33000},
+     0,
+     0,
+     0,
+     key_values::normal,
+     false,
+     key_form::records},
+    {"records, tiny", 6, 32, 4, 8, 2, 5, every(33, 0, 2), 2, 5, 0, key_values::normal, true, key_form::records},
 };
 
 TEST_CASE("cuda topk: entries, candidate blocks and raw scores are the twin's") {
@@ -97,6 +210,19 @@ TEST_CASE("cuda topk: entries, candidate blocks and raw scores are the twin's") 
     w.t.equal(("select_entries" + of).c_str(), w.selected);
     if (s.n_out > 0) w.t.equal(("select_entries candidates" + of).c_str(), w.out);
     if (s.raw) w.t.equal(("select_entries scores" + of).c_str(), w.scores);
+  }
+}
+
+TEST_CASE("cuda topk: keys kept as records give the scores of keys kept as floats, bit for bit") {
+  for (const shape& s : shapes) {
+    if (s.form != key_form::records || !s.raw) continue;
+    shape as_floats = s;
+    as_floats.form = key_form::rounded;
+    world records(s), floats(as_floats);
+    const int64_t n = records.positions.host.rows();
+    records.select(*records.t.device, 0, n), floats.select(*floats.t.device, 0, n);
+    CHECK_MESSAGE(records.t.read_device<uint32_t>(records.scores) == floats.t.read_device<uint32_t>(floats.scores),
+                  s.what);
   }
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "gpu/backend.h"
+#include "gpu/cache_rows.h"
 #include "gpu/cuda_backend.h"
+#include "gpu/formats.h"
 #include "tests/near.h"
 
 #include <doctest/doctest.h>
@@ -21,6 +23,19 @@ inline std::vector<float> random_floats(int64_t n, unsigned seed, float spread =
   std::vector<float> v(static_cast<size_t>(n));
   for (float& x : v) x = normal(bits);
   return v;
+}
+
+// Rows of `dim` as the model rounds them, and their records.
+inline std::vector<float> quantised(std::vector<float> rows, int64_t dim, quantiser how) {
+  quantise_host(tensor(rows.data(), dtype::f32, {static_cast<int64_t>(rows.size()) / dim, dim}), how);
+  return rows;
+}
+inline std::vector<uint8_t> records_of(const std::vector<float>& rows, int64_t dim, quantiser how) {
+  const int64_t n = static_cast<int64_t>(rows.size()) / dim, bytes = record_bytes(how, dim);
+  std::vector<uint8_t> records(static_cast<size_t>(n * bytes));
+  for (int64_t i = 0; i < n; ++i)
+    encode_record(reinterpret_cast<std::byte*>(records.data() + i * bytes), rows.data() + i * dim, dim, how);
+  return records;
 }
 
 // A tensor on both sides.

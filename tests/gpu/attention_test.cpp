@@ -141,6 +141,6 @@ TEST_CASE("write_rings: of a long step the last rows stay; scatter leaves rows w
   CHECK(ring == std::vector<float>{4, 5, 6, 3});
   std::vector<int32_t> entries{-1, 0, -1, 1, -1, 2};
   scatter_entries_host(tensor(cache.data(), dtype::f32, {2, 2, 1}), tensor(x.data(), dtype::f32, {6, 1}),
-                       tensor(entries.data(), dtype::i32, {6}), s.rows);
+                       tensor(entries.data(), dtype::i32, {6}), quantiser::fp4_e4m3_16, s.rows);
   CHECK(cache == std::vector<float>{6, -1, 2, 4}); // entries 0, 1 in block 1, entry 2 in block 0
 }

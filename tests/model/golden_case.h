@@ -134,7 +134,7 @@ inline observer capture_into(backend& be, capture& to) {
 class runner {
 public:
   runner(backend& be, const case_folder& from, int64_t n_positions, prefill_mode mode = prefill_mode::exact,
-         int64_t tail = 0, bool vision = false)
+         int64_t tail = 0, bool vision = false, std::optional<cache_form> caches = std::nullopt)
       : checkpoint_(from.folder), tables_(checkpoint_, from.token_map, be.rank(), be.n_ranks(), 3) {
     model_options o;
     o.folder = from.folder.string();
@@ -145,6 +145,7 @@ public:
     o.prefill = mode;
     o.tail_tokens = tail;
     o.load_vision = vision;
+    o.caches = caches;
     model_ = std::make_unique<model_v41>(be, o, nullptr);
     for (int64_t i = 0; i < needed; ++i) blocks_.push_back(static_cast<int32_t>(2 * needed - 1 - 2 * i));
   }

@@ -21,7 +21,8 @@ std::vector<int32_t> random_ids(size_t n, uint32_t seed) {
 
 class stepper {
 public:
-  explicit stepper(backend& be, bool with_draft = true, int64_t tail_tokens = 0)
+  explicit stepper(backend& be, bool with_draft = true, int64_t tail_tokens = 0,
+                   std::optional<cache_form> caches = std::nullopt)
       : files_(tiny_b().folder), tables_(files_, tiny_b().token_map, be.rank(), be.n_ranks(), 4) {
     model_options o;
     o.folder = tiny_b().folder.string();
@@ -31,6 +32,7 @@ public:
     o.load_draft = with_draft;
     if (tail_tokens > 0) o.prefill = prefill_mode::tail;
     o.tail_tokens = tail_tokens;
+    o.caches = caches;
     model_ = std::make_unique<model_v41>(be, o, nullptr);
   }
   // Logits of the last `n_logits` of the rows [start, start + n) of `ids`.
@@ -63,16 +65,18 @@ bool equal(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 constexpr int64_t n_all = 170;
-const std::vector<int32_t> own{3, 5, 1}, other{8, 0, 7}; // block tables
+constexpr std::pair<bool, cache_form> forms[] = {
+    {true, cache_form::floats}, {false, cache_form::floats}, {true, cache_form::records}}; // with drafts or without
+const std::vector<int32_t> own{3, 5, 1}, other{8, 0, 7};                                   // block tables
 
 } // namespace
 
 TEST_CASE("snapshot: a sequence goes on from any position as if it had never stopped, in another slot") {
   const auto ids = random_ids(n_all, 11);
   on_ranks(1, [&](backend& be, int) {
-    for (const bool with_draft : {true, false}) {
+    for (const auto [with_draft, form] : forms) {
       CAPTURE(with_draft);
-      stepper whole(be, with_draft), parts(be, with_draft);
+      stepper whole(be, with_draft, 0, form), parts(be, with_draft, 0, form);
       const auto logits = whole.step(0, own, ids, 0, n_all, static_cast<int32_t>(n_all));
       const auto vocabulary = static_cast<size_t>(whole.of().settings().vocabulary);
       const int64_t slack = parts.of().snapshot_slack();
@@ -107,9 +111,9 @@ TEST_CASE("snapshot: a sequence goes on from any position as if it had never sto
 TEST_CASE("snapshot: blocks that went through host memory are the same, bit for bit, in other blocks") {
   const auto ids = random_ids(n_all, 15);
   on_ranks(1, [&](backend& be, int) {
-    for (const bool with_draft : {true, false}) {
+    for (const auto [with_draft, form] : forms) {
       CAPTURE(with_draft);
-      stepper whole(be, with_draft), parts(be, with_draft);
+      stepper whole(be, with_draft, 0, form), parts(be, with_draft, 0, form);
       const auto logits = whole.step(0, own, ids, 0, n_all, 40);
       std::vector<std::byte> window;
       parts.step(2, own, ids, 0, 130, 0);
@@ -117,7 +121,7 @@ TEST_CASE("snapshot: blocks that went through host memory are the same, bit for 
       std::vector<std::vector<std::byte>> saved(own.size());
       for (size_t b = 0; b < own.size(); ++b) parts.of().save_block(own[b], saved[b]);
       for (const auto& bytes : saved) CHECK(static_cast<int64_t>(bytes.size()) == parts.of().block_bytes());
-      CHECK(parts.of().block_bytes() == bytes_per_block(parts.of().settings(), 64, 4));
+      CHECK(parts.of().block_bytes() == bytes_per_block(parts.of().settings(), form, 64));
       parts.step(0, own, random_ids(n_all, 16), 0, n_all, 0); // the blocks themselves go to somebody else
       for (size_t b = 0; b < own.size(); ++b) parts.of().load_block(other[b], saved[b]);
       std::vector<std::byte> again;

@@ -134,7 +134,7 @@ TEST_CASE("tiny model: the text side renders, encodes and parses, the plan of a 
   CHECK(info.has_draft);
   CHECK(info.draft_block == 5);
   CHECK(info.default_top_p == doctest::Approx(0.95));
-  const state_bytes s = plan_state(folder, 4);
+  const state_bytes s = plan_state(folder, host_caches);
   CHECK(s.per_block == (32 + 64) * (128 + 128) * 4); // ratio 2 and ratio 1 source, latent and key
   CHECK(s.per_slot > 0);
 }
