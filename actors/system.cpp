@@ -56,7 +56,8 @@ std::string whole_file(const fs::path& path) {
 // The same for the same build, weights and settings that change what is generated.
 std::string make_fingerprint(const std::string& folder, const settings& s) {
   std::string all = TROUPE_BUILD;
-  for (const char* name : {"config.json", "model.safetensors.index.json", "tokenizer.json", "generation_config.json"})
+  for (const char* name :
+       {"config.json", "model.safetensors.index.json", "synth.json", "tokenizer.json", "generation_config.json"})
     all += whole_file(fs::path(folder) / name) + '\n';
   all += s.backend + ' ' + s.prefill + ' ' + std::to_string(s.tail_tokens) + ' ' + std::to_string(s.ranks) + ' ' +
          std::to_string(s.suppress_reserved);
