@@ -101,7 +101,7 @@ public:
       be_ = make_host_backend({.n_threads = o.threads});
     n_ids_ = load_text_side(o.folder)->words()->size();
     const auto most = [](const std::vector<int64_t>& v) {
-      return v.empty() ? 1 : *std::max_element(v.begin(), v.end());
+      return v.empty() ? int64_t{1} : *std::max_element(v.begin(), v.end());
     };
     n_slots_ = static_cast<int32_t>(most(o.rows));
     longest_ = std::max(most(o.contexts) + 4, o.prompt);
@@ -111,7 +111,8 @@ public:
     m.folder = o.folder;
     m.max_sequences = n_slots_;
     m.n_blocks = blocks_each_ * n_slots_;
-    m.max_rows = static_cast<int32_t>(std::max(most(o.chunks), int64_t{n_slots_}));
+    largest_chunk_ = most(o.chunks);
+    m.max_rows = static_cast<int32_t>(std::max({largest_chunk_, int64_t{n_slots_}, int64_t{4}}));
     m.prefill = o.prefill == "tail" ? prefill_mode::tail : prefill_mode::exact;
     m.load_draft = m.load_vision = false;
     const double start = bench::now_us();
@@ -127,16 +128,17 @@ public:
   void prefill() {
     for (const int64_t chunk : o_.chunks) {
       const int64_t n = o_.prompt;
-      const auto run = [&](int64_t) { run_prompt(0, n, chunk); };
-      const bench::sample s = bench::measure(run, 3, 1);
-      row("prefill", chunk, n, s, static_cast<double>(n),
+      std::vector<double> us;
+      for (int i = 0; i < 4; ++i) us.push_back(run_prompt(0, n, chunk));
+      us.erase(us.begin()); // the first one loads kernels
+      row("prefill", chunk, n, us, static_cast<double>(n),
           static_cast<double>((n + chunk - 1) / chunk) * bytes_.of(std::min(chunk, n)));
     }
   }
 
   void decode() {
     for (const int64_t context : o_.contexts) {
-      run_prompt(0, context, std::min(context, *std::max_element(o_.chunks.begin(), o_.chunks.end())));
+      run_prompt(0, context, largest_chunk_);
       copy_slot(context);
       for (const int64_t n : o_.rows) step("decode", n, 1, context);
       step("verify", 1, 4, context);
@@ -153,7 +155,6 @@ private:
     s.tokens = tokens;
     s.blocks = std::span(blocks_).subspan(static_cast<size_t>(slot * blocks_each_), static_cast<size_t>(blocks_each_));
     s.n_logits = 1;
-    s.n_prompt = start == 0 ? static_cast<int64_t>(tokens.size()) : 0;
     return s;
   }
   void read_tables(std::span<const sequence_rows> rows) {
@@ -163,15 +164,21 @@ private:
     tables_->read(rows, records_);
   }
 
-  void run_prompt(int32_t slot, int64_t n, int64_t chunk) {
+  // Microseconds from the first chunk's forward to the last one's logits; the table rows of all are read before.
+  double run_prompt(int32_t slot, int64_t n, int64_t chunk) {
+    std::vector<sequence_rows> chunks;
+    std::vector<std::vector<std::byte>> records;
     for (int64_t at = 0; at < n; at += chunk) {
-      sequence_rows s = rows_of(
-          slot, at, std::span(prompt_).subspan(static_cast<size_t>(at), static_cast<size_t>(std::min(chunk, n - at))));
-      s.n_prompt = n;
-      s.n_logits = at + chunk >= n;
-      read_tables({&s, 1});
-      weights_->forward({&s, 1}, records_);
+      const auto size = static_cast<size_t>(std::min(chunk, n - at));
+      chunks.push_back(rows_of(slot, at, std::span(prompt_).subspan(static_cast<size_t>(at), size)));
+      chunks.back().n_prompt = n;
+      chunks.back().n_logits = at + chunk >= n;
+      read_tables({&chunks.back(), 1});
+      records.push_back(records_);
     }
+    const double start = bench::now_us();
+    for (size_t i = 0; i < chunks.size(); ++i) weights_->forward({&chunks[i], 1}, records[i]);
+    return bench::now_us() - start;
   }
 
   // What slot 0 holds of `context` tokens, to all others.
@@ -187,7 +194,7 @@ private:
 
   // `n` sequences, `each` rows of each, always at the same place: the rows are written anew.
   void step(const char* what, int64_t n, int64_t each, int64_t context) {
-    std::vector<double> ms;
+    std::vector<double> us;
     std::vector<int32_t> ids(static_cast<size_t>(n * each));
     std::vector<sequence_rows> rows;
     for (int64_t i = 0; i < n; ++i) {
@@ -202,26 +209,25 @@ private:
       read_tables(rows);
       const double start = bench::now_us();
       weights_->forward(rows, records_);
-      if (i >= 3) ms.push_back((bench::now_us() - start) / 1e3);
+      if (i >= 3) us.push_back(bench::now_us() - start);
     }
-    bench::sample s;
-    s.median_us = 1e3 * bench::median(ms);
-    s.min_us = 1e3 * *std::min_element(ms.begin(), ms.end());
-    row(what, n * each, context, s, static_cast<double>(n * each), bytes_.of(n * each));
+    row(what, n * each, context, us, static_cast<double>(n * each), bytes_.of(n * each));
   }
 
-  void row(const char* what, int64_t rows, int64_t context, const bench::sample& s, double tokens, double bytes) const {
+  void row(const char* what, int64_t rows, int64_t context, const std::vector<double>& us, double tokens,
+           double bytes) const {
+    const double median = bench::median(us), least = *std::min_element(us.begin(), us.end());
     const double limit_ms = bytes / o_.bytes_per_s * 1e3;
     std::printf("%s,%lld,%lld,%.3f,%.3f,%.0f,%.0f,%.3f,%.1f\n", what, static_cast<long long>(rows),
-                static_cast<long long>(context), s.median_us / 1e3, s.min_us / 1e3, tokens / s.median_us * 1e6,
-                bytes / 1e6, limit_ms, 100 * limit_ms / (s.median_us / 1e3));
+                static_cast<long long>(context), median / 1e3, least / 1e3, tokens / median * 1e6, bytes / 1e6,
+                limit_ms, 100 * limit_ms / (median / 1e3));
     std::fflush(stdout);
   }
 
   options o_;
   weight_bytes bytes_;
   std::mt19937_64 random_;
-  int64_t n_ids_ = 0, longest_ = 0, blocks_each_ = 0;
+  int64_t n_ids_ = 0, longest_ = 0, blocks_each_ = 0, largest_chunk_ = 1;
   int32_t n_slots_ = 0;
   std::unique_ptr<backend> be_;
   std::unique_ptr<table_reader> tables_;
