@@ -58,7 +58,8 @@ cache_form caches_of(const settings& s) { return s.backend == "cuda" ? cuda_cach
 // rows.
 std::string make_fingerprint(const std::string& folder, const settings& s) {
   std::string all = TROUPE_BUILD;
-  for (const char* name : {"config.json", "model.safetensors.index.json", "tokenizer.json", "generation_config.json"})
+  for (const char* name :
+       {"config.json", "model.safetensors.index.json", "synth.json", "tokenizer.json", "generation_config.json"})
     all += whole_file(fs::path(folder) / name) + '\n';
   all += s.backend + ' ' + s.prefill + ' ' + std::to_string(s.tail_tokens) + ' ' + std::to_string(s.ranks) + ' ' +
          std::to_string(s.suppress_reserved) + (caches_of(s) == cache_form::records ? " records" : " floats");

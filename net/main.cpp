@@ -2,12 +2,14 @@
 #include "actors/config.h"
 #include "actors/system.h"
 #include "model/deepseek_v41/checkpoint.h"
+#include "model/deepseek_v41/synth.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "net/verbs.h"
 
 #include <cstdio>
 #include <exception>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,12 +23,15 @@ void print_usage() {
              "  smoke [URL]         ask a running server what 17*19 is, and check the answer\n"
              "  status [URL]        one screen about a running server\n"
              "  verify [FOLDER]     check a checkpoint's files, names, shapes and tokenizer, without its weights\n"
+             "  synth FOLDER        make a checkpoint of random weights in the released model's shapes (flags below)\n"
              "  config show         every setting, its value and where it came from\n"
              "  --help, --version\n\n"
              "Settings come from defaults, a file (--config FILE or TROUPE_CONFIG), the environment (TROUPE_KEY) and\n"
              "flags, the later ones winning:\n\n",
              stdout);
   std::fputs(troupe::config_help().c_str(), stdout);
+  std::fputs("\nFlags of synth:\n\n", stdout);
+  std::fputs(troupe::deepseek_v41::synth_help().c_str(), stdout);
 }
 
 int run_verify(const std::string& folder) {
@@ -35,6 +40,18 @@ int run_verify(const std::string& folder) {
   if (!report.problems.empty()) return exit_refused;
   const auto text = troupe::load_text_side(folder); // reads tokenizer.json and checks itself; throws naming the file
   std::printf("tokenizer: %lld tokens\n", static_cast<long long>(text->words()->size()));
+  return 0;
+}
+
+// Reads no settings: what it makes follows from its own arguments.
+int run_synth(std::span<const std::string> arguments) {
+  const auto options = troupe::deepseek_v41::parse_synth(arguments, troupe::shipped_model() + "/tokenizer.json");
+  int shown = -1; // tenths of the way
+  const auto report = troupe::deepseek_v41::make_synth(options, [&](uint64_t done, uint64_t all) {
+    if (const int tenths = static_cast<int>(10 * done / all); tenths != shown)
+      std::fprintf(stderr, "%d %%\n", 10 * (shown = tenths));
+  });
+  std::fputs(report.text.c_str(), stdout);
   return 0;
 }
 
@@ -66,6 +83,7 @@ int main(int argc, char** argv, char** environment) {
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     for (const auto& a : arguments)
       if (a == "-h" || a == "--help") return print_usage(), 0;
+    if (!arguments.empty() && arguments[0] == "synth") return run_synth(std::span(arguments).subspan(1));
     return run_verb(troupe::load_config(arguments, environment));
   } catch (const std::exception& e) {
     std::fprintf(stderr, "troupe: %s\n", e.what());

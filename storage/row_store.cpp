@@ -18,7 +18,7 @@ namespace {
 // The number of rows, once the two tensors are known to be a table.
 int64_t checked_rows(const checkpoint_files& checkpoint, const tensor_info& weight, const tensor_info& scale) {
   for (const tensor_info* t : {&weight, &scale}) {
-    const std::string file_name = checkpoint.files()[t->file].data.path().string();
+    const std::string file_name = checkpoint.origin(*t);
     if (t->shape.size() != 2)
       throw checkpoint_error(fmt::format("{}: tensor '{}': expected rows and columns, found {} dimensions", file_name,
                                          printable(t->name), t->shape.size()));
@@ -31,24 +31,25 @@ int64_t checked_rows(const checkpoint_files& checkpoint, const tensor_info& weig
   }
   if (weight.shape[0] != scale.shape[0])
     throw checkpoint_error(fmt::format("{}: tensor '{}': expected {} rows as in '{}', found {}",
-                                       checkpoint.files()[scale.file].data.path().string(), printable(scale.name),
-                                       weight.shape[0], printable(weight.name), scale.shape[0]));
+                                       checkpoint.origin(scale), printable(scale.name), weight.shape[0],
+                                       printable(weight.name), scale.shape[0]));
   return weight.shape[0];
 }
 
 } // namespace
 
 row_store::column row_store::open_column(const checkpoint_files& checkpoint, const tensor_info& t, int64_t n_rows) {
-  column c{file(checkpoint.files()[t.file].data.path()), t.name, t.offset,
-           t.size_bytes / static_cast<uint64_t>(n_rows)};
-  c.data.expect_random_reads();
+  column c{{}, t, t.size_bytes / static_cast<uint64_t>(n_rows)};
+  if (checkpoint.source()) return c;
+  c.data.emplace(checkpoint.files()[t.file].data.path());
+  c.data->expect_random_reads();
   return c;
 }
 
 row_store::row_store(const checkpoint_files& checkpoint, const tensor_info& weight, const tensor_info& scale,
                      row_store_config config)
     : n_rows_(checked_rows(checkpoint, weight, scale)), weight_(open_column(checkpoint, weight, n_rows_)),
-      scale_(open_column(checkpoint, scale, n_rows_)), ring_(config.n_reads_in_flight) {
+      scale_(open_column(checkpoint, scale, n_rows_)), made_by_(checkpoint.source()), ring_(config.n_reads_in_flight) {
   if (weight.size_bytes <= config.cache_budget_bytes &&
       scale.size_bytes <= config.cache_budget_bytes - weight.size_bytes)
     load(checkpoint, weight, scale);
@@ -76,6 +77,7 @@ void row_store::load(const checkpoint_files& checkpoint, const tensor_info& weig
 
 row_store::source row_store::reads_from() const {
   if (!table_.empty()) return source::memory;
+  if (made_by_) return source::made;
   return ring_.uses_io_uring() ? source::io_uring : source::pread;
 }
 
@@ -83,20 +85,28 @@ void row_store::check_ids(std::span<const int64_t> ids) const {
   for (const int64_t id : ids) {
     if (id >= 0 && id < n_rows_) continue;
     throw std::system_error(std::make_error_code(std::errc::invalid_argument),
-                            fmt::format("{}: tensor '{}' at offset {}: row {} asked, expected 0 to {}",
-                                        weight_.data.path().string(), printable(weight_.name), weight_.offset, id,
-                                        n_rows_ - 1));
+                            fmt::format("{}: tensor '{}' at offset {}: row {} asked, expected 0 to {}", origin(weight_),
+                                        printable(weight_.of.name), weight_.of.offset, id, n_rows_ - 1));
   }
 }
 
 void row_store::queue_row(int64_t id, std::byte* record) {
   for (const column* c : {&weight_, &scale_}) {
-    batch_.push_back({c->data.descriptor(), c->offset + static_cast<uint64_t>(id) * c->row_bytes, record,
+    batch_.push_back({c->data->descriptor(), c->of.offset + static_cast<uint64_t>(id) * c->row_bytes, record,
                       static_cast<uint32_t>(c->row_bytes)});
     record += c->row_bytes;
   }
   batch_ids_.push_back(id);
 }
+
+void row_store::make_row(int64_t id, std::byte* record) const {
+  for (const column* c : {&weight_, &scale_}) {
+    made_by_->read(c->of, static_cast<uint64_t>(id) * c->row_bytes, {record, c->row_bytes});
+    record += c->row_bytes;
+  }
+}
+
+std::string row_store::origin(const column& c) const { return c.data ? c.data->path().string() : made_by_->name(); }
 
 void row_store::read(std::span<const int64_t> ids, std::span<std::byte> records) {
   TROUPE_CHECK(records.size() == ids.size() * record_bytes(), "a record for each id");
@@ -113,11 +123,18 @@ void row_store::read(std::span<const int64_t> ids, std::span<std::byte> records)
   std::sort(order_.begin(), order_.end());
   batch_.clear();
   batch_ids_.clear();
-  for (size_t i = 0; i < order_.size(); ++i)
-    if (i == 0 || order_[i].first != order_[i - 1].first) queue_row(order_[i].first, record(order_[i].second));
+  size_t n_distinct = 0;
+  for (size_t i = 0; i < order_.size(); ++i) {
+    if (i > 0 && order_[i].first == order_[i - 1].first) continue;
+    ++n_distinct;
+    if (made_by_)
+      make_row(order_[i].first, record(order_[i].second));
+    else
+      queue_row(order_[i].first, record(order_[i].second));
+  }
   if (read_failure failure; !ring_.read_all(batch_, failure)) fail(failure);
-  counted_.rows_read += batch_ids_.size();
-  counted_.bytes_read += batch_ids_.size() * record_bytes();
+  counted_.rows_read += n_distinct;
+  counted_.bytes_read += n_distinct * record_bytes();
   for (size_t i = 1; i < order_.size(); ++i)
     if (order_[i].first == order_[i - 1].first)
       std::memcpy(record(order_[i].second), record(order_[i - 1].second), record_bytes());
@@ -128,7 +145,7 @@ void row_store::fail(const read_failure& failure) const {
   const column& c = failure.index % 2 == 0 ? weight_ : scale_;
   throw std::system_error(failure.error != 0 ? failure.error : EIO, std::generic_category(),
                           fmt::format("{}: tensor '{}': {} of row {} at offset {}: expected {} bytes, found {}",
-                                      c.data.path().string(), printable(c.name),
+                                      origin(c), printable(c.of.name),
                                       failure.error != 0 ? "failed read" : "short read", batch_ids_[failure.index / 2],
                                       r.offset, r.size, failure.n_read));
 }

@@ -9,9 +9,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,14 +23,15 @@ struct row_store_config {
   uint64_t cache_budget_bytes = 0; // a table that fits is read whole at construction and served from memory
 };
 
-// For one thread. Owns its open files; the checkpoint need not outlive it.
+// For one thread. Owns its open files, or shares the source of a checkpoint that has none; the checkpoint need not
+// outlive it.
 class row_store {
 public:
-  enum class source { memory, io_uring, pread };
+  enum class source { memory, io_uring, pread, made };
   struct counters {
     uint64_t rows_asked = 0;
-    uint64_t rows_read = 0;  // from disk; an id that a batch asks for twice counts once
-    uint64_t bytes_read = 0; // from disk, the load of a table into memory included
+    uint64_t rows_read = 0;  // from disk or made; an id that a batch asks for twice counts once
+    uint64_t bytes_read = 0; // likewise, the load of a table into memory included
   };
 
   // Throws checkpoint_error when the two are not a table: not two-dimensional, or not the same number of rows.
@@ -48,10 +50,9 @@ public:
   void read(std::span<const int64_t> ids, std::span<std::byte> records);
 
 private:
-  struct column { // one of the two tensors
-    file data;
-    std::string name;
-    uint64_t offset = 0; // of row 0 in the file
+  struct column {             // one of the two tensors
+    std::optional<file> data; // none: `of` is made by the source
+    tensor_info of;
     size_t row_bytes = 0;
   };
 
@@ -59,11 +60,14 @@ private:
   void load(const checkpoint_files&, const tensor_info& weight, const tensor_info& scale);
   void check_ids(std::span<const int64_t> ids) const;
   void queue_row(int64_t id, std::byte* record);
+  void make_row(int64_t id, std::byte* record) const;
+  std::string origin(const column&) const;
   [[noreturn]] void fail(const read_failure&) const;
 
   int64_t n_rows_;
   column weight_;
   column scale_;
+  std::shared_ptr<const tensor_source> made_by_; // shared with the checkpoint; null: files
   read_ring ring_;
   std::vector<std::byte> table_; // (n_rows, record_bytes) when the table is in memory, else empty
   counters counted_;

@@ -149,6 +149,11 @@ checkpoint_files::checkpoint_files(const fs::path& path) {
   index_names();
 }
 
+checkpoint_files::checkpoint_files(std::vector<tensor_info> tensors, std::shared_ptr<const tensor_source> source)
+    : source_(std::move(source)), tensors_(std::move(tensors)) {
+  index_names();
+}
+
 // Appends the tensors of one file.
 void checkpoint_files::open_file(const fs::path& path, bool needs_alignment) {
   file data(path);
@@ -212,6 +217,10 @@ void checkpoint_files::index_names() {
   TROUPE_CHECK(by_name_.size() == tensors_.size(), "a name is in one header once, and the index gives it one file");
 }
 
+std::string checkpoint_files::origin(const tensor_info& t) const {
+  return source_ ? source_->name() : files_[t.file].data.path().string();
+}
+
 const tensor_info* checkpoint_files::find(std::string_view name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
@@ -229,9 +238,12 @@ void checkpoint_files::read(const tensor_info& t, std::span<std::byte> out) cons
 }
 
 void checkpoint_files::read_range(const tensor_info& t, uint64_t byte_offset, std::span<std::byte> out) const {
-  TROUPE_CHECK(t.file < files_.size(), "a tensor_info is read through the checkpoint that it came from");
+  TROUPE_CHECK(source_ || t.file < files_.size(), "a tensor_info is read through the checkpoint that it came from");
   TROUPE_CHECK(byte_offset <= t.size_bytes && out.size() <= t.size_bytes - byte_offset, "a range lies in its tensor");
-  files_[t.file].data.read(t.offset + byte_offset, out, printable(t.name));
+  if (source_)
+    source_->read(t, byte_offset, out);
+  else
+    files_[t.file].data.read(t.offset + byte_offset, out, printable(t.name));
 }
 
 void checkpoint_files::drop_cache() const {

@@ -1,14 +1,17 @@
-// A checkpoint on disk: one safetensors file or a folder of shards with an index. Knows names, shapes and bytes, no
-// model.
+// The tensors of a checkpoint: one safetensors file, a folder of shards with an index, or a source that makes them when
+// they are read. Knows names, shapes and bytes, no model.
 #pragma once
 
 #include "storage/file.h"
 #include "storage/safetensors_header.h"
+#include "storage/tensor_source.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -30,11 +33,18 @@ public:
   // have; in a folder, elements wider than a byte at an odd offset.
   explicit checkpoint_files(const std::filesystem::path& path);
 
+  // Tensors in no file. Their names are unique, `size_bytes` is dtype x shape; `file` and `offset` are the source's
+  // own.
+  checkpoint_files(std::vector<tensor_info>, std::shared_ptr<const tensor_source>);
+
+  // None where the tensors come from a source.
   const std::vector<shard>& files() const { return files_; }
   const std::vector<tensor_info>& tensors() const {
     return tensors_;
-  }                                                     // by file, then by offset: the order to read them in
-  const tensor_info* find(std::string_view name) const; // nullptr: no such tensor; owned here
+  }                                             // by file, then by offset: the order to read them in
+  std::string origin(const tensor_info&) const; // its file, or its source, for messages
+  const std::shared_ptr<const tensor_source>& source() const { return source_; } // null: files
+  const tensor_info* find(std::string_view name) const;                          // nullptr: no such tensor; owned here
 
   // The bytes of a tensor of this checkpoint, as stored (little-endian, row-major). Throws std::system_error naming
   // file and tensor when the file is short or unreadable.
@@ -52,6 +62,7 @@ private:
   void index_names();
 
   std::vector<shard> files_;
+  std::shared_ptr<const tensor_source> source_; // shared with the row stores, which outlive the checkpoint
   std::vector<tensor_info> tensors_;
   std::unordered_map<std::string_view, size_t> by_name_; // views into tensors_
 };

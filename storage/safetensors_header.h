@@ -29,7 +29,7 @@ struct tensor_info {
   dtype type = dtype::u8;
   std::vector<int64_t> shape; // empty: a scalar, one element
   size_t file = 0;            // index into checkpoint_files::files()
-  uint64_t offset = 0;        // from the start of the file
+  uint64_t offset = 0;        // from the start of the file; of a tensor in no file: whatever its source makes of it
   uint64_t size_bytes = 0;    // Invariant: product of shape times the size of one element
 };
 

@@ -31,8 +31,9 @@ struct marker_ids {
 marker_ids find_markers(const tokenizer& tok);
 
 // Throws std::runtime_error: a marker that is more than one token, a text that does not survive encode and decode, more
-// tokens than the embedding has rows, or (129280 tokens) ids other than the released ones. Spec: chat.md 1.6.
-void self_check(const tokenizer& tok, const marker_ids& ids, int64_t embedding_rows);
+// tokens than the embedding has rows, or (`is_released`, 129280 tokens) ids other than the released ones. Spec: chat.md
+// 1.6.
+void self_check(const tokenizer& tok, const marker_ids& ids, int64_t embedding_rows, bool is_released = true);
 
 // Pure. Throws chat_error: no messages, an image part or the image marker's text where it must not be, a task that is
 // unknown, continue_final_message without a final assistant message.

@@ -2,6 +2,7 @@
 #include "model/deepseek_v41/checkpoint.h"
 
 #include "model/deepseek_v41/resolve.h"
+#include "model/deepseek_v41/synth_folder.h"
 
 #include <algorithm>
 #include <unordered_set>
@@ -95,7 +96,7 @@ int64_t found_matrix::cut_unit() const {
 }
 
 checkpoint::checkpoint(const std::filesystem::path& folder)
-    : folder_(folder), config_(read_config(folder)), files_(folder) {}
+    : folder_(folder), config_(read_config(folder)), files_(open_checkpoint(folder, config_)) {}
 
 const tensor_info* checkpoint::find(const std::string& name) const {
   const tensor_info* t = files_.find(name);

@@ -29,25 +29,35 @@ std::vector<std::vector<int64_t>> released_multipliers(const config& c) {
 
 } // namespace
 
-engram_hash::engram_hash(const config& c, int32_t pad)
-    : max_ngram_(c.engram.max_ngram), heads_(c.engram.heads), pad_(pad) {
-  const engram_config& e = c.engram;
-  multipliers_ = e.multipliers.empty() && !e.layers.empty() ? released_multipliers(c) : e.multipliers;
-  std::set<int64_t> seen;
+std::vector<std::vector<int64_t>> engram_primes(const engram_config& e) {
+  std::vector<std::vector<int64_t>> all;
+  std::set<int64_t> seen; // over all layers
   for (size_t slot = 0; slot < e.layers.size(); ++slot) {
-    auto& primes = primes_.emplace_back();
-    auto& offsets = offsets_.emplace_back();
-    int64_t sum = 0;
-    for (int64_t n = 2; n <= max_ngram_; ++n) {
+    auto& primes = all.emplace_back();
+    for (int64_t n = 2; n <= e.max_ngram; ++n) {
       int64_t at = e.vocabulary - 1;
-      for (int64_t k = 0; k < heads_; ++k) {
+      for (int64_t k = 0; k < e.heads; ++k) {
         do ++at;
         while (!is_prime(at) || seen.contains(at));
         seen.insert(at);
         primes.push_back(at);
-        offsets.push_back(sum);
-        sum += at;
       }
+    }
+  }
+  return all;
+}
+
+engram_hash::engram_hash(const config& c, int32_t pad)
+    : max_ngram_(c.engram.max_ngram), heads_(c.engram.heads), pad_(pad) {
+  const engram_config& e = c.engram;
+  multipliers_ = e.multipliers.empty() && !e.layers.empty() ? released_multipliers(c) : e.multipliers;
+  primes_ = engram_primes(e);
+  for (size_t slot = 0; slot < e.layers.size(); ++slot) {
+    auto& offsets = offsets_.emplace_back();
+    int64_t sum = 0;
+    for (const int64_t prime : primes_[slot]) {
+      offsets.push_back(sum);
+      sum += prime;
     }
     if (sum != e.rows[slot])
       throw std::runtime_error(c.file + ": engram_num_embeddings: expected " + std::to_string(sum) + " for layer " +

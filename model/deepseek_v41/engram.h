@@ -9,6 +9,9 @@
 
 namespace troupe::deepseek_v41 {
 
+// Bucket primes [slot][column] of the tables of a config; a table has as many rows as its primes sum to. engram.md 2
+std::vector<std::vector<int64_t>> engram_primes(const engram_config&);
+
 // Bucket primes, offsets and multipliers of all slots. Pure data, made once.
 class engram_hash {
 public:

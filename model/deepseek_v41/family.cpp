@@ -6,6 +6,7 @@
 #include "model/deepseek_v41/model_v41.h"
 #include "model/deepseek_v41/output_parser.h"
 #include "model/deepseek_v41/snapshot.h"
+#include "model/deepseek_v41/synth_folder.h"
 #include "model/deepseek_v41/tables.h"
 #include "model/deepseek_v41/token_map.h"
 #include "model/image.h"
@@ -53,7 +54,8 @@ public:
   explicit text_side_v41(const std::string& folder)
       : words_(tokenizer::load(tokenizer_path(folder))), markers_(find_markers(*words_)) {
     const config c = read_config(folder);
-    self_check(*words_, markers_, c.vocabulary);
+    const bool is_borrowed = read_synth_file(folder).has_value(); // its tokenizer may be another model's
+    self_check(*words_, markers_, c.vocabulary, !is_borrowed);
     const vision_config& v = c.vision;
     if (v.layers == 0) return;
     vision_ = vision_plan_config{.patch = static_cast<int32_t>(v.patch),

@@ -1,6 +1,8 @@
 // Reading the weights of one rank.
 #include "model/deepseek_v41/weights.h"
 
+#include "storage/parallel.h"
+
 #include <algorithm>
 #include <stdexcept>
 
@@ -160,12 +162,15 @@ moe_weights weight_loader::moe(const std::string& prefix, int32_t n_experts) {
   const int64_t from = by_width ? share_.rank * width : 0;
   const int32_t first = by_width ? 0 : n_experts * share_.rank / share_.n_ranks;
   const int32_t last = by_width ? n_experts : n_experts * (share_.rank + 1) / share_.n_ranks;
-  std::vector<stored_part> parts;
-  for (int32_t e = first; e < last; ++e) {
-    parts.push_back(read(stem(e) + "w1", c_.expert_width, c_.dim, {.out_first = from, .out_count = width}));
-    parts.push_back(read(stem(e) + "w3", c_.expert_width, c_.dim, {.out_first = from, .out_count = width}));
-    parts.push_back(read(stem(e) + "w2", c_.dim, c_.expert_width, {.in_first = from, .in_count = width}));
-  }
+  std::vector<stored_part> parts(static_cast<size_t>(3 * (last - first)));
+  const auto read_one = [&](size_t i) {
+    const std::string e = stem(first + static_cast<int32_t>(i / 3));
+    parts[i] = i % 3 == 0   ? read(e + "w1", c_.expert_width, c_.dim, {.out_first = from, .out_count = width})
+               : i % 3 == 1 ? read(e + "w3", c_.expert_width, c_.dim, {.out_first = from, .out_count = width})
+                            : read(e + "w2", c_.dim, c_.expert_width, {.in_first = from, .in_count = width});
+  };
+  // Nearly all bytes of a model, 5 GB a layer: one thread would take as long as the copies to the device, or longer.
+  for_each_parallel(parts.size(), std::max(1U, n_cores() / static_cast<unsigned>(share_.n_ranks)), read_one);
   std::vector<stored_expert> experts;
   for (size_t i = 0; i < parts.size(); i += 3)
     experts.push_back({parts[i].matrix, parts[i + 1].matrix, parts[i + 2].matrix});

@@ -107,9 +107,9 @@ TEST_CASE("troupe: what cannot start says why and ends with 2" * doctest::test_s
   CHECK(busy.code == 2);
   CHECK(busy.output.find("cannot listen on 127.0.0.1 port " + std::to_string(s.port())) != std::string::npos);
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
-  for (const std::string& arguments :
-       std::vector<std::string>{"serve extra", "frobnicate", "config", "--no-such-setting 1", "serve --port x",
-                                "verify /nowhere", "--model /nowhere --port 0"}) {
+  for (const std::string& arguments : std::vector<std::string>{
+           "serve extra", "frobnicate", "config", "--no-such-setting 1", "serve --port x", "verify /nowhere", "synth",
+           "synth /nowhere/x --layers 40", "--model /nowhere --port 0"}) {
     CAPTURE(arguments);
     const auto r = run(program + " " + arguments);
     CHECK(r.code == 2);
