@@ -2,10 +2,12 @@
 // reading the weights once a step takes at the device's bandwidth.
 // usage: bench_model FOLDER [--backend cuda|host] [--threads N] [--rows 1,2,4,8,16] [--contexts 512,8192]
 //                    [--chunks 8192,2048] [--prompt 8192] [--prefill exact|tail] [--steps 21] [--bandwidth 4.2e12]
+//                    [--graph-rows 64]
 // Decode: `rows` sequences with one token each; verify: one sequence with four. A prompt of random ids is run once a
 // context, and its state copied to the other sequences (snapshot and blocks), whose next ids are random and their own.
 // Weights: all of the backbone but embedding and tables, of the routed experts those that `rows` uniform choices hit on
-// average. Times are of forward alone: Engram rows are read before, as the server does.
+// average. Times are of a forward with its tokens drawn (temperature 1, top_p 0.95), on a CUDA device from captured
+// graphs; Engram rows are read before, as the server does.
 #include "bench/bench.h"
 #include "gpu/cuda_backend.h"
 #include "model/deepseek_v41/checkpoint.h"
@@ -25,7 +27,7 @@ namespace {
 
 struct options {
   std::string folder, backend = "host", prefill = "exact";
-  int threads = 2, steps = 21;
+  int threads = 2, steps = 21, graph_rows = 64;
   std::vector<int64_t> rows{1, 2, 4, 8, 16}, contexts{512, 8192}, chunks{8192, 2048};
   int64_t prompt = 8192;
   double bytes_per_s = 4.2e12; // device memory of an H200, measured; perf.md
@@ -64,6 +66,8 @@ options parse(int n, char** arguments) {
       o.prefill = v;
     else if (a == "--steps")
       o.steps = std::atoi(v.c_str());
+    else if (a == "--graph-rows")
+      o.graph_rows = std::atoi(v.c_str());
     else if (a == "--bandwidth")
       o.bytes_per_s = std::atof(v.c_str());
     else
@@ -117,6 +121,7 @@ public:
     m.load_draft = m.load_vision = false;
     const double start = bench::now_us();
     weights_ = load_model(*be_, m, nullptr);
+    if (o.backend == "cuda") weights_->capture_steps(o.graph_rows);
     tables_ = open_tables(o.folder, 0, 1, n_slots_);
     std::printf("# %s, %s: loaded in %.1f s, %lld bytes on the device\n", o.folder.c_str(), be_->name().c_str(),
                 (bench::now_us() - start) / 1e6, static_cast<long long>(be_->allocated_bytes()));
@@ -204,11 +209,18 @@ private:
       rows.back().n_prompt = context;
       rows.back().before = std::span(prompt_).first(static_cast<size_t>(context));
     }
+    sample_batch rules(weights_->info().vocabulary);
+    for (int64_t i = 0; i < n * each; ++i) {
+      sample_row& r = rules.rows.emplace_back();
+      r.seed = static_cast<uint64_t>(i);
+      r.top_p = 0.95F;
+    }
+    sampled_rows drawn;
     for (int i = 0; i < o_.steps + 3; ++i) {
       for (int32_t& id : ids) id = random_id();
       read_tables(rows);
       const double start = bench::now_us();
-      weights_->forward(rows, records_);
+      weights_->forward_and_sample(rows, records_, rules, drawn);
       if (i >= 3) us.push_back(bench::now_us() - start);
     }
     row(what, n * each, context, us, static_cast<double>(n * each), bytes_.of(n * each));
