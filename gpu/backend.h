@@ -180,6 +180,10 @@ public:
   // Arithmetic on rows.
   virtual void rms_norm(tensor y, tensor x, tensor weight, float eps) = 0; // y may be x
   virtual void linear(tensor y, tensor x, const matrix&) = 0;              // x (R, in), y (R, out) f32 or activation
+  // y[i] = x W_i^T. As that many calls of linear, perhaps in fewer launches; outputs are not inputs.
+  virtual void linears(std::span<const tensor> y, tensor x, std::span<const matrix* const> w) {
+    for (size_t i = 0; i < w.size(); ++i) linear(y[i], x, *w[i]);
+  }
   virtual void linear_grouped(tensor y, tensor x, std::span<const matrix* const>) = 0; // y (R, G, out), x (R, G, in)
   virtual void rope(tensor x, tensor positions, tensor frequencies,
                     bool inverse) = 0;            // x (R, heads, d): last 2 * n_frequencies elements, adjacent pairs

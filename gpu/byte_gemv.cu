@@ -1,4 +1,5 @@
-// y = x W for one matrix of codebook mul1, few rows: pack the rows, multiply.              Spec: exl3.md 13.2 - 13.5.
+// y = x W for a few matrices of codebook mul1 at once, few rows: pack the rows, multiply.      Spec: exl3.md 13.2
+// - 13.5. Small matrices cost mostly a launch, a start and an end, so those that may run together share them.
 #include "gpu/byte_product.cuh"
 #include "gpu/scratch_cut.h"
 #include "gpu/trellis_gemv.h"
@@ -6,78 +7,115 @@
 namespace troupe {
 namespace {
 
-// Codes (groups of 8 rows, packed_bytes) and packed (rows) of one matrix. Grid (rows).
-__global__ void __launch_bounds__(pack_threads) pack_rows_kernel(gemv_args a, uint8_t* codes, packed_row* packed) {
+// Matrices of one stored input width and one rate, and equally many rows for each.
+struct gemv_list {
+  gemv_args of[most_listed];
+  int32_t first_column[most_listed + 1]; // chunks of the matrices before; those of all at the end
+  int32_t n, n_rows, in, groups;         // in: stored; groups of eight rows
+  uint8_t* codes;                        // (matrices, groups, packed_bytes)
+  packed_row* packed;                    // (matrices, groups of 8)
+  __device__ const packed_row* row(int matrix, int64_t r) const { return packed + matrix * groups * 8 + r; }
+};
+
+// Grid (rows, matrices).
+__global__ void __launch_bounds__(pack_threads) pack_rows_kernel(const __grid_constant__ gemv_list a) {
   let_next_kernel_start();
-  const int64_t row = blockIdx.x, group = row / max_block_rows;
-  pack_row(a.x + row * a.x_stride, a.in, a.w.in, a.w.suh, codes + group * packed_bytes(a.w.in), a.n_rows > 4 ? 2 : 1,
-           static_cast<int>(row % max_block_rows), packed + row);
+  const int64_t row = blockIdx.x, group = row / max_block_rows, m = blockIdx.y;
+  const gemv_args& of = a.of[m];
+  pack_row(of.x + row * of.x_stride, of.in, a.in, of.w.suh, a.codes + (m * a.groups + group) * packed_bytes(a.in),
+           a.n_rows > 4 ? 2 : 1, static_cast<int>(row % max_block_rows), a.packed + m * a.groups * 8 + row);
 }
 
-// The chunks of one matrix, for the eight rows of blockIdx.y.
-struct matrix_columns {
+// The chunks of all matrices, for the eight rows of blockIdx.y.
+struct listed_columns {
   static constexpr int parts = 1;
   static constexpr bool early = true;
-  gemv_args a;
-  const uint8_t* packed_codes;
-  const packed_row* packed;
+  gemv_list a;
 
-  __device__ int32_t n_columns() const { return a.w.out / chunk_columns; }
+  __device__ int matrix_of(int column) const {
+    int m = 0;
+    while (column >= a.first_column[m + 1]) ++m;
+    return m;
+  }
+  __device__ int32_t n_columns() const { return a.first_column[a.n]; }
   __device__ int32_t most_columns() const { return n_columns(); }
-  __device__ int32_t rows() const { return a.w.in / 16; }
+  __device__ int32_t rows() const { return a.in / 16; }
   __device__ const uint32_t* words(int column) const {
-    return a.w.words + static_cast<int64_t>(column) * rows() * (32 * a.w.rate);
+    const int m = matrix_of(column);
+    const trellis_view& w = a.of[m].w;
+    return w.words + static_cast<int64_t>(column - a.first_column[m]) * rows() * (32 * w.rate);
   }
   __device__ int32_t n_rows(int) const { return min(max_block_rows, a.n_rows - static_cast<int>(blockIdx.y) * 8); }
-  __device__ const uint8_t* codes(int) const { return packed_codes + blockIdx.y * packed_bytes(a.w.in); }
+  __device__ const uint8_t* codes(int column) const {
+    return a.codes + (static_cast<int64_t>(matrix_of(column)) * a.groups + blockIdx.y) * packed_bytes(a.in);
+  }
 
   template <class Sums> __device__ void finish(int column, const Sums& sums, int warp, int lane) const {
+    const int m = matrix_of(column);
+    const gemv_args& of = a.of[m];
     for (int r = warp; r < n_rows(column); r += product_warps) {
       const int64_t row = static_cast<int64_t>(blockIdx.y) * max_block_rows + r;
       float v[4];
-      sums.row(v, 0, r, packed[row]);
+      sums.row(v, 0, r, *a.row(m, row));
       warp_hadamard(v, lane);
-      const int first = column * chunk_columns + 4 * lane;
-      float* y = a.y + row * a.y_stride + first;
+      const int first = (column - a.first_column[m]) * chunk_columns + 4 * lane;
+      float* y = of.y + row * of.y_stride + first;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (first + i < a.out) y[i] = v[i] * f16_bits(a.w.svh[first + i]) + (a.bias != nullptr ? a.bias[first + i] : 0);
+        if (first + i < of.out)
+          y[i] = v[i] * f16_bits(of.w.svh[first + i]) + (of.bias != nullptr ? of.bias[first + i] : 0);
     }
   }
 };
 
-} // namespace
-
-bool byte_gemv_cuda(gemv_args a, const cuda_lane& lane) {
-  if (a.w.book != stored_matrix::codebook::mul1 || a.w.in > most_packed_in) return false;
-  const int chunks = a.w.out / chunk_columns;
-  const product_shape shape(chunks, a.w.in / 16, a.n_rows, lane.n_multiprocessors);
-  const int64_t group_bytes = shape.slot_bytes() + packed_bytes(a.w.in) + 8 * static_cast<int64_t>(sizeof(packed_row));
-  const int64_t groups = std::min<int64_t>(
-      {(lane.scratch_bytes - 1024) / group_bytes, lane.n_counters / chunks, int64_t{65535}, (a.n_rows + 7) / 8});
+// As many rows of the list as the scratch holds, from the first; returns how many.
+int32_t launch_list(std::span<const gemv_args> list, int32_t n_rows, const cuda_lane& lane) {
+  gemv_list a{};
+  a.n = static_cast<int32_t>(list.size());
+  a.in = list[0].w.in;
+  for (int m = 0; m < a.n; ++m) {
+    a.of[m] = list[static_cast<size_t>(m)];
+    a.first_column[m + 1] = a.first_column[m] + a.of[m].w.out / chunk_columns;
+  }
+  const int columns = a.first_column[a.n];
+  const product_shape shape(columns, a.in / 16, n_rows, lane.n_multiprocessors);
+  const int64_t row_group_bytes = a.n * (packed_bytes(a.in) + 8 * static_cast<int64_t>(sizeof(packed_row)));
+  const int64_t groups = std::min<int64_t>({(lane.scratch_bytes - 1024) / (shape.slot_bytes() + row_group_bytes),
+                                            lane.n_counters / columns, int64_t{65535}, (int64_t{n_rows} + 7) / 8});
   TROUPE_CHECK(groups > 0, "the scratch of a lane holds the sums of eight rows of any matrix");
+  a.groups = static_cast<int32_t>(groups);
+  a.n_rows = std::min(n_rows, a.groups * 8);
   scratch_cut cut(lane);
   auto* slots = cut.take<int32_t>(groups * shape.slot_bytes() / 4);
-  auto* codes = cut.take<uint8_t>(groups * packed_bytes(a.w.in));
-  auto* packed = cut.take<packed_row>(groups * max_block_rows);
-  const auto slab = static_cast<int32_t>(groups * 8), n_rows = a.n_rows;
-  for (int32_t first = 0; first < n_rows; first += slab) {
-    a.n_rows = std::min(slab, n_rows - first);
-    if (a.n_rows <= 4 && shape.n_groups == 2) { // what is left of a long input: the shape of few rows
-      gemv_args rest = a;
-      byte_gemv_cuda(rest, lane);
-      break;
+  a.codes = cut.take<uint8_t>(a.n * groups * packed_bytes(a.in));
+  a.packed = cut.take<packed_row>(a.n * groups * max_block_rows);
+  pack_rows_kernel<<<dim3(a.n_rows, a.n), pack_threads, 0, lane.on>>>(a);
+  cuda_check_launch("byte product: pack");
+  const listed_columns problem{a};
+  with_rate<stored_matrix::codebook::mul1>(list[0].w.rate, [&]<int Rate>() {
+    launch_byte_product<Rate>(problem, shape, (a.n_rows + 7) / 8, slots, lane.counters, lane.on);
+  });
+  return a.n_rows;
+}
+
+} // namespace
+
+bool byte_form_serves(const trellis_view& w, const cuda_lane& lane) {
+  return w.book == stored_matrix::codebook::mul1 && w.in <= most_packed_in && (lane.parked_linears >> w.rate & 1U) == 0;
+}
+
+void byte_gemv_cuda(std::span<const gemv_args> list, const cuda_lane& lane) {
+  TROUPE_CHECK(!list.empty() && list.size() <= most_listed, "a list of matrices fits into a launch");
+  gemv_args rest[most_listed];
+  std::copy(list.begin(), list.end(), rest);
+  for (int32_t left = list[0].n_rows; left > 0;) {
+    const int32_t done = launch_list({rest, list.size()}, left, lane);
+    left -= done;
+    for (gemv_args& a : rest) {
+      a.x += done * a.x_stride;
+      a.y += done * a.y_stride;
     }
-    pack_rows_kernel<<<a.n_rows, pack_threads, 0, lane.on>>>(a, codes, packed);
-    cuda_check_launch("byte product: pack");
-    const matrix_columns columns{a, codes, packed};
-    with_rate<stored_matrix::codebook::mul1>(a.w.rate, [&]<int Rate>() {
-      launch_byte_product<Rate>(columns, shape, (a.n_rows + 7) / 8, slots, lane.counters, lane.on);
-    });
-    a.x += slab * a.x_stride;
-    a.y += slab * a.y_stride;
   }
-  return true;
 }
 
 } // namespace troupe

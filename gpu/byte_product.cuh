@@ -342,7 +342,7 @@ private:
 
 template <int Rate, int Groups, class Problem>
 __global__ void __launch_bounds__(product_threads + 32) __maxnreg__((band_ring<Rate, Groups>::registers))
-    byte_product_kernel(Problem p, int32_t* slots, uint32_t* counters, int max_segments) {
+    byte_product_kernel(const __grid_constant__ Problem p, int32_t* slots, uint32_t* counters, int max_segments) {
   extern __shared__ __align__(128) uint8_t memory[];
   // Groups of eight rows stand side by side in the grid, with slots and counters of their own.
   slots += static_cast<int64_t>(blockIdx.y) * gridDim.x * max_segments * slot_ints;

@@ -121,17 +121,20 @@ public:
       linear_cuda(rows_of(y, first, n, m.out), rows_of(x, first, n, m.in), w, n, m.in, m.out, on);
     });
   }
+  void linears(std::span<const tensor> y, tensor x, std::span<const matrix* const> w) override {
+    if (w.empty()) return;
+    std::vector<linear_call> calls;
+    for (size_t i = 0; i < w.size(); ++i) calls.push_back({&view_of(*w[i]), x.f32(), y[i].f32(), w[i]->in, w[i]->out});
+    run_linears(calls, x.n_elements() / w[0]->in);
+  }
   void linear_grouped(tensor y, tensor x, std::span<const matrix* const> groups) override {
-    const int64_t rows = x.rows(), n = static_cast<int64_t>(groups.size());
+    std::vector<linear_call> calls;
+    const int64_t n = static_cast<int64_t>(groups.size());
     for (int64_t g = 0; g < n; ++g) {
       const matrix& m = *groups[static_cast<size_t>(g)];
-      const int64_t in = n * m.in, out = n * m.out; // widths of whole rows
-      each_run(rows, has_classes(view_of(m)), [&](int64_t first, int64_t count, const cuda_lane& on) {
-        const tensor from(x.f32() + first * in + g * m.in, dtype::f32, {count, m.in});
-        const tensor to(y.f32() + first * out + g * m.out, dtype::f32, {count, m.out});
-        linear_cuda(to, from, view_of(m), count, in, out, on);
-      });
+      calls.push_back({&view_of(m), x.f32() + g * m.in, y.f32() + g * m.out, n * m.in, n * m.out});
     }
+    run_linears(calls, x.rows());
   }
   void rope(tensor x, tensor positions, tensor frequencies, bool inverse) override {
     rope_cuda(x, positions, frequencies, inverse, lane());
@@ -278,6 +281,19 @@ private:
   // Products with other matrices are the same in both classes.
   bool has_classes(const matrix_view& m) const {
     return (lane_.has_wgmma && m.is_trellis) || (lane_.has_plain_gemm && plain_gemm_serves(m));
+  }
+
+  // Those of a row class together.
+  void run_linears(std::span<const linear_call> calls, int64_t n_rows) {
+    const bool split = std::any_of(calls.begin(), calls.end(), [&](const linear_call& c) { return has_classes(*c.w); });
+    each_run(n_rows, split, [&](int64_t first, int64_t n, const cuda_lane& on) {
+      std::vector<linear_call> part(calls.begin(), calls.end());
+      for (linear_call& c : part) {
+        c.x += first * c.x_stride;
+        c.y += first * c.y_stride;
+      }
+      linears_cuda(part, n, on);
+    });
   }
 
   // Calls f(first row, rows, lane of their class) for each run of rows; once for all where classes are the same.

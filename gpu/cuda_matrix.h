@@ -5,6 +5,7 @@
 #include "gpu/cuda_lane.h"
 
 #include <functional>
+#include <span>
 
 namespace troupe {
 
@@ -61,5 +62,14 @@ inline const matrix_view& view_of(const matrix& m) { return static_cast<const cu
 // y[r, n] = sum_k x[r, k] W[n, k] + bias[n], f32. x rows are x_stride apart, y rows y_stride. linear.cu
 void linear_cuda(tensor y, tensor x, const matrix_view&, int64_t rows, int64_t x_stride, int64_t y_stride,
                  const cuda_lane&);
+
+// Several linears of equally many rows; neighbours that may share a launch do. Outputs do not overlap inputs.
+struct linear_call {
+  const matrix_view* w = nullptr;
+  const float* x = nullptr;
+  float* y = nullptr;
+  int64_t x_stride = 0, y_stride = 0;
+};
+void linears_cuda(std::span<const linear_call>, int64_t rows, const cuda_lane&);
 
 } // namespace troupe

@@ -10,8 +10,7 @@
 namespace troupe {
 
 void trellis_gemv_cuda(gemv_args a, const cuda_lane& lane) {
-  const bool is_parked = (lane.parked_linears >> a.w.rate & 1U) != 0;
-  if (!is_parked && byte_gemv_cuda(a, lane)) return;
+  if (byte_form_serves(a.w, lane)) return byte_gemv_cuda({&a, 1}, lane);
   const int64_t chunks = a.w.out / 128, slices = slices_of(a.w.in);
   const int64_t groups = std::min<int64_t>(
       {lane.scratch_bytes / (chunks * slices * 8 * 128 * 4), lane.n_counters / chunks, int64_t{65535}});
@@ -31,26 +30,65 @@ void trellis_gemv_cuda(gemv_args a, const cuda_lane& lane) {
   }
 }
 
+namespace {
+
+gemv_args args_of(const linear_call& c, int64_t rows) {
+  const matrix_view& m = *c.w;
+  gemv_args a;
+  a.w = m.trellis;
+  a.x = c.x;
+  a.y = c.y;
+  a.bias = m.bias;
+  a.x_stride = c.x_stride;
+  a.y_stride = c.y_stride;
+  a.n_rows = static_cast<int32_t>(rows);
+  a.in = m.in;
+  a.out = m.out;
+  return a;
+}
+
+bool go_together(const trellis_view& a, const trellis_view& b) { return a.in == b.in && a.rate == b.rate; }
+
+} // namespace
+
 void linear_cuda(tensor y, tensor x, const matrix_view& m, int64_t rows, int64_t x_stride, int64_t y_stride,
                  const cuda_lane& lane) {
   if (rows == 0) return;
   if (m.is_trellis) {
-    gemv_args a;
-    a.w = m.trellis;
-    a.x = x.f32();
-    a.y = y.f32();
-    a.bias = m.bias;
-    a.x_stride = x_stride;
-    a.y_stride = y_stride;
-    a.n_rows = static_cast<int32_t>(rows);
-    a.in = m.in;
-    a.out = m.out;
+    const gemv_args a = args_of({&m, x.f32(), y.f32(), x_stride, y_stride}, rows);
     return lane.rows == row_class::prefill && lane.has_wgmma ? trellis_gemm_cuda(a, lane) : trellis_gemv_cuda(a, lane);
   }
   if (lane.rows == row_class::prefill && lane.has_plain_gemm && plain_gemm_serves(m))
     plain_gemm_cuda(y, x, m, rows, x_stride, y_stride, lane);
   else
     plain_linear_cuda(y, x, m, rows, x_stride, y_stride, lane);
+}
+
+void linears_cuda(std::span<const linear_call> calls, int64_t rows, const cuda_lane& lane) {
+  if (rows == 0) return;
+  const bool decodes = lane.rows == row_class::decode || !lane.has_wgmma;
+  const auto is_listed = [&](const linear_call& c) {
+    return decodes && c.w->is_trellis && byte_form_serves(c.w->trellis, lane);
+  };
+  for (size_t first = 0; first < calls.size();) {
+    const linear_call& c = calls[first];
+    if (!is_listed(c)) {
+      linear_cuda(tensor(c.y, dtype::f32, {rows, c.w->out}),
+                  tensor(const_cast<float*>(c.x), dtype::f32, {rows, c.w->in}), *c.w, rows, c.x_stride, c.y_stride,
+                  lane);
+      ++first;
+      continue;
+    }
+    gemv_args list[most_listed];
+    size_t n = 0;
+    while (n < most_listed && first + n < calls.size() && is_listed(calls[first + n]) &&
+           go_together(calls[first + n].w->trellis, c.w->trellis)) {
+      list[n] = args_of(calls[first + n], rows);
+      ++n;
+    }
+    byte_gemv_cuda({list, n}, lane);
+    first += n;
+  }
 }
 
 } // namespace troupe

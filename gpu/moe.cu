@@ -231,8 +231,8 @@ void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_vi
   for (int64_t first = 0; first < n_rows; first += slab) {
     const int64_t n = std::min(slab, n_rows - first);
     const tensor in(x.f32() + first * gate.in, dtype::f32, {n, gate.in});
-    linear_cuda(g, in, gate, n, gate.in, gate.out, rest);
-    linear_cuda(u, in, up, n, gate.in, gate.out, rest);
+    const linear_call both[] = {{&gate, in.f32(), g.f32(), gate.in, gate.out}, {&up, in.f32(), u.f32(), up.in, up.out}};
+    linears_cuda(both, n, rest);
     gate_kernel<<<blocks_of(n * gate.out, 256), 256, 0, lane.on>>>(g.f32(), u.f32(), n * gate.out, limit);
     cuda_check_launch("gated_mlp: activation");
     linear_cuda(out, g, down, n, gate.out, down.out, rest);

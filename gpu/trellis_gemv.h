@@ -3,6 +3,8 @@
 
 #include "gpu/cuda_matrix.h"
 
+#include <span>
+
 namespace troupe {
 
 struct gemv_args {
@@ -21,8 +23,11 @@ void trellis_gemv_mul1(const gemv_args&, cuda_stream on);
 void trellis_gemv_mcg(const gemv_args&, cuda_stream on);
 void trellis_gemv_inst3(const gemv_args&, cuda_stream on);
 
-// The byte form: codebook mul1 and at most 16,384 inputs; false for others, which nothing was done for. byte_gemv.cu
-bool byte_gemv_cuda(gemv_args, const cuda_lane&);
+// The byte form: codebook mul1 and at most 16,384 inputs, if it was not parked. byte_gemv.cu
+bool byte_form_serves(const trellis_view&, const cuda_lane&);
+// Matrices of one stored input width and one rate, all with the rows of the first. Precondition: the form serves them.
+inline constexpr int most_listed = 8;
+void byte_gemv_cuda(std::span<const gemv_args>, const cuda_lane&);
 
 // Whichever form serves the matrix, in slabs of rows that fit the lane's scratch and counters.
 void trellis_gemv_cuda(gemv_args, const cuda_lane&);

@@ -1,7 +1,9 @@
 // Attention of one layer: window rows, compressed rows, the indexer's selection.  Spec: model.md sections 2.3 - 2.5.
 #include "model/deepseek_v41/block.h"
 
+#include <array>
 #include <cmath>
+#include <vector>
 
 namespace troupe::deepseek_v41 {
 namespace {
@@ -10,21 +12,37 @@ void round_cache(step_context& ctx, tensor x, quantiser q) {
   if (ctx.round_caches) ctx.be.quantise(x, q);
 }
 
+// All products with x: qr, the window row, and what the compressor makes of it.
+void project(step_context& ctx, const attention_weights& w, const layer_role& role, tensor x) {
+  const int64_t n = ctx.rows.n;
+  std::vector<tensor> y{ctx.b.qr.slice(0, n), ctx.b.kv.slice(0, n)};
+  std::vector<const matrix*> by{w.wq_a.get(), w.wkv.get()};
+  if (role.owns_kv) {
+    y.push_back((role.ratio == 1 ? ctx.b.latent : ctx.b.u).slice(0, n));
+    by.push_back(w.compressor.wkv.get());
+  }
+  if (role.owns_kv && role.ratio == 2) {
+    y.push_back(ctx.b.g.slice(0, n));
+    by.push_back(w.compressor.wgate.get());
+  }
+  ctx.be.linears(y, x, by);
+}
+
+// The products of it -> the window row.
+void finish_window_row(step_context& ctx, const attention_weights& w, tensor frequencies, tensor kv) {
+  ctx.be.rms_norm(kv, kv, w.kv_norm, ctx.c.eps);
+  ctx.be.rope(kv, ctx.rows.rows.position, frequencies, false);
+  round_cache(ctx, kv, quantiser::fp8_32);
+}
+
 // Entries that end at these rows -> the source's compressed rows and index keys.                      model.md 2.4
-void compress(step_context& ctx, const compressor_weights& w, const layer_role& role, const layer_cache& cache,
-              tensor x) {
+void compress(step_context& ctx, const compressor_weights& w, const layer_role& role, const layer_cache& cache) {
   const int64_t n = ctx.rows.n;
   backend& be = ctx.be;
   const tensor latent = ctx.b.latent.slice(0, n), key = ctx.b.index_k.slice(0, n);
   const tensor entries = ctx.rows.entries[role.ratio - 1], positions = ctx.rows.entry_positions[role.ratio - 1];
-  if (role.ratio == 1) {
-    be.linear(latent, x, *w.wkv);
-  } else {
-    const tensor u = ctx.b.u.slice(0, n), g = ctx.b.g.slice(0, n);
-    be.linear(u, x, *w.wkv);
-    be.linear(g, x, *w.wgate);
-    be.compress_pairs(latent, u, g, cache.pending, ctx.rows.rows);
-  }
+  if (role.ratio == 2)
+    be.compress_pairs(latent, ctx.b.u.slice(0, n), ctx.b.g.slice(0, n), cache.pending, ctx.rows.rows);
   be.rms_norm(latent, latent, w.norm, ctx.c.eps);
   ctx.show("latent", latent);
 
@@ -42,14 +60,12 @@ void compress(step_context& ctx, const compressor_weights& w, const layer_role& 
 }
 
 // The entries that this layer and those after it attend to.                                           model.md 2.5
-void select(step_context& ctx, const indexer_weights& w, const layer_role& role, const layer_cache& cache, tensor x,
-            tensor qr) {
+void select(step_context& ctx, const indexer_weights& w, const layer_role& role, const layer_cache& cache, tensor x) {
   const int64_t n = ctx.rows.n;
   backend& be = ctx.be;
   index_args a;
   a.q = ctx.b.index_q.slice(0, n);
   a.weight = ctx.b.index_w.slice(0, n);
-  be.linear(a.q, qr, *w.wq_b);
   be.rope(a.q, ctx.rows.rows.position, ctx.compressed_frequencies, false);
   round_cache(ctx, a.q, quantiser::fp4_e8m0_32);
   be.linear(a.weight, x, *w.weights_proj);
@@ -74,9 +90,7 @@ void select(step_context& ctx, const indexer_weights& w, const layer_role& role,
 
 void window_row(step_context& ctx, const attention_weights& w, tensor frequencies, tensor kv, tensor x) {
   ctx.be.linear(kv, x, *w.wkv);
-  ctx.be.rms_norm(kv, kv, w.kv_norm, ctx.c.eps);
-  ctx.be.rope(kv, ctx.rows.rows.position, frequencies, false);
-  round_cache(ctx, kv, quantiser::fp8_32);
+  finish_window_row(ctx, w, frequencies, kv);
 }
 
 void run_attention(step_context& ctx, const attention_weights& w, const layer_role& role, const layer_cache& cache,
@@ -85,17 +99,21 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
   backend& be = ctx.be;
   const tensor frequencies = role.ratio > 0 ? ctx.compressed_frequencies : ctx.window_frequencies;
   const tensor qr = ctx.b.qr.slice(0, n), q = ctx.b.q.slice(0, n), kv = ctx.b.kv.slice(0, n);
-  be.linear(qr, x, *w.wq_a);
+  project(ctx, w, role, x);
   be.rms_norm(qr, qr, w.q_norm, ctx.c.eps);
   ctx.show("qr", qr);
-  be.linear(q, qr, *w.wq_b);
+  if (role.owns_index)
+    be.linears(std::array{q, ctx.b.index_q.slice(0, n)}, qr,
+               std::array<const matrix*, 2>{w.wq_b.get(), w.indexer.wq_b.get()});
+  else
+    be.linear(q, qr, *w.wq_b);
   be.rope(q, ctx.rows.rows.position, frequencies, false);
   ctx.show("q", q);
-  window_row(ctx, w, frequencies, kv, x);
+  finish_window_row(ctx, w, frequencies, kv);
   ctx.show("kv", kv);
 
-  if (role.owns_kv) compress(ctx, w.compressor, role, cache, x);
-  if (role.owns_index) select(ctx, w.indexer, role, cache, x, qr);
+  if (role.owns_kv) compress(ctx, w.compressor, role, cache);
+  if (role.owns_index) select(ctx, w.indexer, role, cache, x);
 
   attention_args a;
   a.o = ctx.b.o.slice(0, n);
