@@ -109,10 +109,14 @@ inline constexpr target targets[] = {
     {"indexer over floats n=8192", 0, ""},
     {"indexer over floats n=131072", 0, ""},
     {"indexer over floats n=1048576", 0, ""},
-    {"20 layers m=1", 2200, ""},
-    {"20 layers m=4", 3500, ""},
+    {"20 layers, decode m=1 at 512", 2200, ""},
+    {"20 layers, decode m=4 at 512", 3500, ""},
+    {"20 layers, verify m=4 at 512", 3500, ""},
+    {"20 layers, decode m=1 at 8192", 2200, ""},
+    {"20 layers, decode m=4 at 8192", 3500, ""},
+    {"20 layers, verify m=4 at 8192", 3500, ""},
     {"20 layers, device idle in a decode round", -1, "3 % of it"},
-    {"20 layers, prefill of 8192", 409600, ""}, // 20,000 tokens/s
+    {"20 layers, prefill in chunks of 8192", 409600, ""}, // 20,000 tokens/s
 };
 
 inline const target* find_target(const std::string& name) {

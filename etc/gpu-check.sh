@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
 # Every kernel against its twin, every bench beside its target, the tiny model's answer: one table, on a machine with a
-# GPU. usage: etc/gpu-check.sh [--commit ID] [FOLDER]    FOLDER: a build folder (default build), or one that holds the
-# programs test_cuda, bench_cuda and troupe. Safe to run twice. Exits 1 when a kernel or the answer is wrong; a missed
-# target is not an error. A row that did not run is printed as `not run`. Last output: bench/results/gpu_check.txt.
+# GPU. usage: etc/gpu-check.sh [--commit ID] [--no-layers] [FOLDER]    FOLDER: a build folder (default build), or one
+# that holds the programs test_cuda, bench_cuda, bench_model and troupe. Twenty layers of the released shape are made
+# from a seed (100 GB on the device, two minutes); --no-layers leaves them out. Safe to run twice. Exits 1 when a kernel
+# or the answer is wrong; a missed target is not an error. A row that did not run is printed as `not run`. Last output:
+# bench/results/gpu_check.txt.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
 if [ "${1:-}" = --commit ]; then commit=$2; shift 2; fi
+layers=yes
+if [ "${1:-}" = --no-layers ]; then layers=no; shift; fi
 folder=${1:-$root/build}
 program() { # NAME SUBFOLDER: where it is
   if [ -x "$folder/$2/$1" ]; then echo "$folder/$2/$1"; else echo "$folder/$1"; fi
 }
 test_cuda=$(program test_cuda tests) bench_cuda=$(program bench_cuda bench) troupe=$(program troupe .)
-for p in "$test_cuda" "$bench_cuda" "$troupe"; do
-  [ -x "$p" ] || { echo "gpu-check: $p is missing: build test_cuda, bench_cuda and troupe" >&2; exit 2; }
+bench_model=$(program bench_model bench)
+for p in "$test_cuda" "$bench_cuda" "$bench_model" "$troupe"; do
+  [ -x "$p" ] || { echo "gpu-check: $p is missing: build test_cuda, bench_cuda, bench_model and troupe" >&2; exit 2; }
 done
 work=$(mktemp -d)
 server=
@@ -26,6 +31,19 @@ echo "# gpu-check, $(date -u +%Y-%m-%dT%H:%MZ), commit $commit, ${card:-no card}
 "$bench_cuda" --list >"$work/targets"
 "$test_cuda" -r=xml >"$work/tests.xml" 2>"$work/tests.log" || true
 "$bench_cuda" >"$work/bench.csv" 2>"$work/bench.log" || true
+if [ "$layers" = yes ]; then # decode over layers 0..9 and 20..29, prompts over 0..19
+  "$troupe" synth "$work/decode" --layers 0-9,20-29 >"$work/layers.log" 2>&1 &&
+    "$bench_model" "$work/decode" --backend cuda --prompt 2048 --chunks 2048 >"$work/decode.csv" 2>>"$work/layers.log" || true
+  "$troupe" synth "$work/prompt" --layers 0-19 >>"$work/layers.log" 2>&1 &&
+    "$bench_model" "$work/prompt" --backend cuda --rows 1 --contexts 512 --graph-rows 0 >"$work/prompt.csv" 2>>"$work/layers.log" || true
+  # what,rows,context,median ms,least ms,tokens/s,weights MB,limit ms,% -> what,us,least us,,,% of the limit,target
+  awk -F, -v OFS=, '
+    $1 == "decode" || $1 == "verify" { print "20 layers, " $1 " m=" $2 " at " $3, $4 * 1e3, $5 * 1e3, "", "", $9, ($2 == 1 ? 2200 : $2 == 4 ? 3500 : "-") }' \
+    "$work/decode.csv" 2>/dev/null >>"$work/bench.csv" || true
+  awk -F, -v OFS=, '
+    $1 == "prefill" { print "20 layers, prefill in chunks of " $2, $4 * 1e3, $5 * 1e3, "", "", $9, ($2 == 8192 ? 409600 : "-") }' \
+    "$work/prompt.csv" 2>/dev/null >>"$work/bench.csv" || true
+fi
 
 row() { printf '%-86s | %-24s | %-34s | %s\n' "$1" "$2" "$3" "$4"; }
 row what measured 'bound or target' result
