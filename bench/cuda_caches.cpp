@@ -31,7 +31,8 @@ tensor floats(backend& b, std::initializer_list<int64_t> shape, unsigned seed) {
   return upload(b, dtype::f32, shape, normal_floats(tensor(nullptr, dtype::f32, shape).n_elements(), seed).data());
 }
 
-// A cache of n blocks or slots of `rows`, each filled with the same rounded rows.
+} // namespace
+
 tensor make_cache(backend& b, cache_form form, int64_t n, int64_t rows, quantiser how, int64_t dim) {
   auto v = normal_floats(rows * dim, 7);
   quantise_host(tensor(v.data(), dtype::f32, {rows, dim}), how);
@@ -47,6 +48,8 @@ tensor make_cache(backend& b, cache_form form, int64_t n, int64_t rows, quantise
   }
   return cache;
 }
+
+namespace {
 
 // `n` rows that each are the newest of a sequence of `length` tokens; all in the same blocks, an identity table.
 step_rows newest_rows(backend& b, int64_t n, int64_t length, int64_t n_blocks) {

@@ -1,6 +1,8 @@
 // One buffer serves all operations that want rows: the backend frees at its end only.
 #include "bench/cuda_rows_bench.h"
 
+#include "bench/cuda_caches.h"
+
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -68,7 +70,10 @@ private:
     return r;
   }
   int64_t n_blocks() const { return (context_ + block_tokens - 1) / block_tokens; }
-  tensor entries(int64_t width) { return floats({n_blocks(), block_tokens / ratio, width}); }
+  tensor window_rings() { return make_cache(b_, b_.preferred_caches(), 1, ring, quantiser::fp8_32, head_dim); }
+  tensor entries(quantiser how, int64_t width) {
+    return make_cache(b_, b_.preferred_caches(), n_blocks(), block_tokens / ratio, how, width);
+  }
 
   // Chosen entries: among those a row sees, as far as there are enough.
   std::vector<int32_t> chosen() {
@@ -85,18 +90,16 @@ private:
     a.q = floats({n_, heads, head_dim});
     a.o = b_.allocate(dtype::f32, {n_, heads, head_dim}, "bench");
     a.step_kv = floats({n_, head_dim});
-    a.rings = floats({1, ring, head_dim});
+    a.rings = window_rings();
     a.sink = floats({heads});
     b_.quantise(a.step_kv, quantiser::fp8_32);
-    b_.quantise(a.rings, quantiser::fp8_32);
     a.window = window;
     a.scale = 0.04F;
     const step_rows r = rows();
     const double io = 2.0 * static_cast<double>(a.q.size_bytes());
     time(
         "attention of the window", [&] { b_.attention(a, r); }, a.o, io);
-    a.compressed = entries(head_dim);
-    b_.quantise(a.compressed, quantiser::fp4_e4m3_16);
+    a.compressed = entries(quantiser::fp4_e4m3_16, head_dim);
     a.selected = with(dtype::i32, {n_, top_k}, chosen());
     time(
         "attention", [&] { b_.attention(a, r); }, a.o, io);
@@ -106,8 +109,8 @@ private:
     index_args a;
     a.q = floats({n_, index_heads, index_dim});
     a.weight = floats({n_, index_heads});
-    a.keys = entries(index_dim);
-    b_.quantise(a.keys, quantiser::fp4_e8m0_32);
+    a.keys = entries(quantiser::fp4_e8m0_32, index_dim);
+    b_.quantise(a.q, quantiser::fp4_e8m0_32);
     a.selected = b_.allocate(dtype::i32, {n_, top_k}, "bench");
     a.ratio = ratio;
     const step_rows r = rows();
@@ -160,7 +163,7 @@ private:
 
   void small() {
     const tensor x = floats({n_, dim}), norm = floats({dim}), q = floats({n_, heads, head_dim});
-    const tensor frequencies = floats({32}), rings = floats({1, ring, head_dim}), kv = floats({n_, head_dim});
+    const tensor frequencies = floats({32}), rings = window_rings(), kv = floats({n_, head_dim});
     const tensor index_q = floats({n_, index_heads, index_dim});
     const step_rows r = rows();
     const auto bytes = [](tensor t) { return 2.0 * static_cast<double>(t.size_bytes()); };
