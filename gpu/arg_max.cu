@@ -1,6 +1,7 @@
 // The largest of sums along rows: the greedy choice of a draft token from two terms of its logits.
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
+#include "gpu/early_launch.cuh"
 #include "gpu/order.cuh"
 
 #include <algorithm>
@@ -38,6 +39,7 @@ __device__ uint64_t largest_of_block(uint64_t v, uint64_t* of_warp) {
 // Grid (parts, rows): a block owns a part, the last one to finish a row compares its parts. Bound by the bytes of both
 // terms, which the matrices before left in L2, and by its launch.
 __global__ void __launch_bounds__(threads) arg_max_kernel(sums s) {
+  begin_in_turn();
   __shared__ uint64_t of_warp[threads / 32];
   __shared__ bool is_last;
   const int64_t row = blockIdx.y, from = s.x_rows[row], first = blockIdx.x * part_width;
@@ -76,8 +78,8 @@ void arg_max_cuda(tensor ids, tensor x, tensor x_rows, tensor y, const cuda_lane
                "the scratch of a lane holds the parts of every row");
   const sums s{ids.i32(),    x.f32(), y.f32(), x_rows.i32(), x.rows(), width, reinterpret_cast<uint64_t*>(lane.scratch),
                lane.counters};
-  arg_max_kernel<<<dim3(static_cast<unsigned>(parts), static_cast<unsigned>(rows)), threads, 0, lane.on>>>(s);
-  cuda_check_launch("arg_max");
+  launch_early(arg_max_kernel, dim3(static_cast<unsigned>(parts), static_cast<unsigned>(rows)), threads, 0, lane.on,
+               "arg_max", s);
 }
 
 } // namespace troupe

@@ -2,7 +2,7 @@
 // On sm_90 and later the bulk copy engine; before that the warp copies itself.
 #pragma once
 
-#include "gpu/cuda_check.cuh"
+#include "gpu/early_launch.cuh"
 
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -109,35 +109,5 @@ struct warp_copies {
 #endif
   }
 };
-
-// Programmatic dependent launch: the kernel before this one in the stream has ended and its writes are seen.
-__device__ __forceinline__ void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-// The kernel after this one may start when every block has said so; it still waits above for this one's end.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// Launches a kernel that calls wait_for_kernel_before.
-template <class Kernel, class... Args>
-void launch_early(const Kernel& kernel, dim3 grid, int threads, int shared_bytes, cudaStream_t on, const char* what,
-                  const Args&... args) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = on;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  cuda_check(cudaLaunchKernelEx(&config, kernel, args...), what);
-}
 
 } // namespace troupe

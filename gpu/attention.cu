@@ -12,6 +12,7 @@
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
+#include "gpu/early_launch.cuh"
 #include "gpu/mma.cuh"
 
 #include <algorithm>
@@ -33,6 +34,7 @@ using wide_values = tile<2, 4, 2, 4, 32>;
 
 // score[head][key] = q . key * scale of a tile of heads and keys of a row; minus infinity where there is no key.
 template <class T> __global__ void __launch_bounds__(T::threads, 2) scores_kernel(attention_view a) {
+  begin_in_turn();
   constexpr int n_rows = T::heads + T::others, quads = T::depth / 4, held_parts = n_rows * quads / T::threads;
   static_assert(n_rows * quads % T::threads == 0);
   __shared__ stored_row source[n_rows];
@@ -104,6 +106,7 @@ template <class T> __global__ void __launch_bounds__(T::threads, 2) scores_kerne
 
 // Scores become weights e^(score - top), not yet divided by their sum. A warp owns a head of a row.
 __global__ void __launch_bounds__(256) softmax_kernel(attention_view a, int64_t n_heads) {
+  begin_in_turn();
   const int64_t which = static_cast<int64_t>(blockIdx.x) * (blockDim.x / warp_lanes) + threadIdx.x / warp_lanes;
   if (which >= n_heads) return;
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes, n = a.n_keys[which / a.heads];
@@ -127,6 +130,7 @@ __global__ void __launch_bounds__(256) softmax_kernel(attention_view a, int64_t 
 
 // o[head][dim] = sum of weight[head][key] * key[dim] / sum of the weights, a tile of heads and dims of a row.
 template <class T> __global__ void __launch_bounds__(T::threads, 2) values_kernel(attention_view a) {
+  begin_in_turn();
   constexpr int value_parts = T::words * (T::others / 4) / T::threads, weight_quads = T::depth / 4;
   constexpr int weight_parts = T::heads * weight_quads / T::threads;
   static_assert(T::words * (T::others / 4) % T::threads == 0 && T::heads * weight_quads % T::threads == 0);
@@ -227,14 +231,12 @@ template <class T> __global__ void __launch_bounds__(T::threads, 2) values_kerne
 template <class Scores, class Values> void run_slab(const attention_view& a, int64_t n, cuda_stream on) {
   const int64_t head_tiles = (a.heads + Scores::heads - 1) / Scores::heads;
   const auto scores_blocks = static_cast<unsigned>(n * head_tiles * (a.stride / Scores::others));
-  scores_kernel<Scores><<<scores_blocks, Scores::threads, 0, on>>>(a);
-  cuda_check_launch("attention scores");
-  softmax_kernel<<<static_cast<unsigned>((n * a.heads + 7) / 8), 256, 0, on>>>(a, n * a.heads);
-  cuda_check_launch("attention softmax");
+  launch_early(scores_kernel<Scores>, scores_blocks, Scores::threads, 0, on, "attention scores", a);
+  launch_early(softmax_kernel, static_cast<unsigned>((n * a.heads + 7) / 8), 256, 0, on, "attention softmax", a,
+               n * a.heads);
   const int64_t value_heads = (a.heads + Values::heads - 1) / Values::heads;
   const auto values_blocks = static_cast<unsigned>(n * value_heads * ((a.dim + Values::others - 1) / Values::others));
-  values_kernel<Values><<<values_blocks, Values::threads, 0, on>>>(a);
-  cuda_check_launch("attention values");
+  launch_early(values_kernel<Values>, values_blocks, Values::threads, 0, on, "attention values", a);
 }
 
 } // namespace

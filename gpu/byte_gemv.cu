@@ -19,7 +19,7 @@ struct gemv_list {
 
 // Grid (rows, matrices).
 __global__ void __launch_bounds__(pack_threads) pack_rows_kernel(const __grid_constant__ gemv_list a) {
-  let_next_kernel_start();
+  begin_in_turn();
   const int64_t row = blockIdx.x, group = row / max_block_rows, m = blockIdx.y;
   const gemv_args& of = a.of[m];
   pack_row(of.x + row * of.x_stride, of.in, a.in, of.w.suh, a.codes + (m * a.groups + group) * packed_bytes(a.in),
@@ -89,8 +89,7 @@ int32_t launch_list(std::span<const gemv_args> list, int32_t n_rows, const cuda_
   auto* slots = cut.take<int32_t>(groups * shape.slot_bytes() / 4);
   a.codes = cut.take<uint8_t>(a.n * groups * packed_bytes(a.in));
   a.packed = cut.take<packed_row>(a.n * groups * max_block_rows);
-  pack_rows_kernel<<<dim3(a.n_rows, a.n), pack_threads, 0, lane.on>>>(a);
-  cuda_check_launch("byte product: pack");
+  launch_early(pack_rows_kernel, dim3(a.n_rows, a.n), pack_threads, 0, lane.on, "byte product: pack", a);
   const listed_columns problem{a};
   with_rate<stored_matrix::codebook::mul1>(list[0].w.rate, [&]<int Rate>() {
     launch_byte_product<Rate>(problem, shape, (a.n_rows + 7) / 8, slots, lane.counters, lane.on);

@@ -150,6 +150,7 @@ private:
       wait_for_kernel_before();
       copy_early_codes(n_early);
     }
+    let_next_kernel_start();
   }
 
   // Codes of the first `n_stages` stages, once more along the line.

@@ -5,6 +5,7 @@
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
+#include "gpu/early_launch.cuh"
 #include "gpu/row_grid.cuh"
 
 namespace troupe {
@@ -19,6 +20,7 @@ constexpr int64_t heads_of_block = 8; // 64 heads of one decode row are eight bl
 template <bool Pairs>
 __global__ void __launch_bounds__(256) rope_kernel(float* x, const int64_t* positions, const float* frequencies,
                                                    int64_t n_rows, int64_t heads, int64_t dim, int n, bool inverse) {
+  begin_in_turn();
   __shared__ float2 turn[max_dim / 2];
   const int64_t first_head = static_cast<int64_t>(blockIdx.x) * heads_of_block;
   const int64_t end_head = first_head + heads_of_block < heads ? first_head + heads_of_block : heads;
@@ -87,6 +89,7 @@ template <quantiser How> struct record_rows {
 template <class Rows>
 __global__ void scatter_kernel(Rows cache, const float* x, const int32_t* entries, row_pointers rows,
                                int64_t per_block) {
+  begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= cache.dim) return;
   for (int64_t r = device::first_of_rows(); r < rows.n_rows; r += device::step_of_rows()) {
@@ -100,6 +103,7 @@ __global__ void scatter_kernel(Rows cache, const float* x, const int32_t* entrie
 // Positions of a sequence rise by one a row, so the row `ring` further on takes the same place: the newest of them has
 // no such row, and it alone writes.
 template <class Rows> __global__ void rings_kernel(Rows rings, const float* x, row_pointers rows, int64_t ring) {
+  begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= rings.dim) return;
   for (int64_t r = device::first_of_rows(); r < rows.n_rows; r += device::step_of_rows()) {
@@ -147,6 +151,7 @@ __device__ float compress_pair(float u0, float g0, float u1, float g1) {
 // Every place of `pending` has one writer. A place that the step begins by reading (its first position is odd) is
 // written by the threads that read it, after they did; any other by the newest even row that belongs there.
 template <bool Fours> __global__ void compress_kernel(pair_pointers a, row_pointers rows) {
+  begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= a.dim) return;
   const int64_t period = 2 * a.pairs;
@@ -188,9 +193,8 @@ void rope_cuda(tensor x, tensor positions, tensor frequencies, bool inverse, con
                   static_cast<unsigned>(std::min<int64_t>(n_rows, 65535)));
   const bool pairs = dim % 2 == 0 && reinterpret_cast<uintptr_t>(x.data) % 8 == 0;
   const auto kernel = pairs ? rope_kernel<true> : rope_kernel<false>;
-  kernel<<<grid, dim3(wide, high), 0, lane.on>>>(x.f32(), positions.i64(), frequencies.f32(), n_rows, heads, dim,
-                                                 static_cast<int>(n), inverse);
-  cuda_check_launch("rope");
+  launch_early(kernel, grid, dim3(wide, high), 0, lane.on, "rope", x.f32(), positions.i64(), frequencies.f32(), n_rows,
+               heads, dim, static_cast<int>(n), inverse);
 }
 
 namespace {
@@ -222,10 +226,9 @@ void scatter_entries_cuda(tensor cache, tensor x, tensor entries, quantiser how,
   TROUPE_CHECK(entries.n_elements() >= n_rows, "every row has its entry, or none");
   const row_grid g = cover_rows(n_rows, (x.row_elements() + 3) / 4);
   with_rows(cache, x, how, [&](auto to) {
-    scatter_kernel<<<g.grid, g.block, 0, lane.on>>>(to, x.f32(), entries.i32(), to_pointers(rows, n_rows),
-                                                    cache.shape[1]);
+    launch_early(scatter_kernel<decltype(to)>, g.grid, g.block, 0, lane.on, "scatter_entries", to, x.f32(),
+                 entries.i32(), to_pointers(rows, n_rows), cache.shape[1]);
   });
-  cuda_check_launch("scatter_entries");
 }
 
 void write_rings_cuda(tensor rings, tensor x, const step_rows& rows, const cuda_lane& lane) {
@@ -234,9 +237,9 @@ void write_rings_cuda(tensor rings, tensor x, const step_rows& rows, const cuda_
   TROUPE_CHECK(rings.shape[1] > 0, "a ring has rows");
   const row_grid g = cover_rows(n_rows, (x.row_elements() + 3) / 4);
   with_rows(rings, x, quantiser::fp8_32, [&](auto to) {
-    rings_kernel<<<g.grid, g.block, 0, lane.on>>>(to, x.f32(), to_pointers(rows, n_rows), rings.shape[1]);
+    launch_early(rings_kernel<decltype(to)>, g.grid, g.block, 0, lane.on, "write_rings", to, x.f32(),
+                 to_pointers(rows, n_rows), rings.shape[1]);
   });
-  cuda_check_launch("write_rings");
 }
 
 void compress_pairs_cuda(tensor c, tensor u, tensor g, tensor pending, const step_rows& rows, const cuda_lane& lane) {
@@ -249,8 +252,7 @@ void compress_pairs_cuda(tensor c, tensor u, tensor g, tensor pending, const ste
   const row_grid grid = cover_rows(n_rows, (a.dim + 3) / 4);
   const auto kernel =
       in_fours(a.dim, {c.data, u.data, g.data, pending.data}) ? compress_kernel<true> : compress_kernel<false>;
-  kernel<<<grid.grid, grid.block, 0, lane.on>>>(a, to_pointers(rows, n_rows));
-  cuda_check_launch("compress_pairs");
+  launch_early(kernel, grid.grid, grid.block, 0, lane.on, "compress_pairs", a, to_pointers(rows, n_rows));
 }
 
 } // namespace troupe

@@ -4,6 +4,7 @@
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
+#include "gpu/early_launch.cuh"
 
 namespace troupe {
 namespace {
@@ -29,6 +30,7 @@ template <quantiser How> __device__ float round_trip(float x, float step) {
 // magnitude is found on the bits, which order as the numbers do, infinities and NaN last. Threads past the end keep
 // their warp whole.
 template <quantiser How> __global__ void __launch_bounds__(256) quantise_kernel(float* x, int64_t n_fours) {
+  begin_in_turn();
   constexpr int lanes = How == quantiser::fp4_e4m3_16 ? 4 : 8;
   constexpr uint32_t magnitude = 0x7FFFFFFFU, infinity = 0x7F800000U;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -51,8 +53,8 @@ template <quantiser How> __global__ void __launch_bounds__(256) quantise_kernel(
 
 template <quantiser How> void launch_quantise(tensor x, const cuda_lane& lane) {
   const int64_t n_fours = x.n_elements() / 4;
-  quantise_kernel<How><<<static_cast<unsigned>((n_fours + 255) / 256), 256, 0, lane.on>>>(x.f32(), n_fours);
-  cuda_check_launch("quantise");
+  launch_early(quantise_kernel<How>, static_cast<unsigned>((n_fours + 255) / 256), 256, 0, lane.on, "quantise", x.f32(),
+               n_fours);
 }
 
 } // namespace

@@ -4,6 +4,7 @@
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
+#include "gpu/early_launch.cuh"
 #include "gpu/row_grid.cuh"
 
 namespace troupe {
@@ -78,6 +79,7 @@ template <int M, int Held> __device__ void make_comb(const mix_pointers& a, cons
 // A block owns a row. Prefill is bound by the bytes of h, read once (80 KB a row at M D = 20480; four blocks of 512 a
 // multiprocessor hide the Sinkhorn steps of each other), decode by the latency of those steps.
 template <int M, int Held, bool Fours> __global__ void __launch_bounds__(512, 4) mix_kernel(mix_pointers a) {
+  begin_in_turn();
   __shared__ float shared[1][device::max_warps];
   const int64_t r = blockIdx.x;
   const float* h = a.h + r * a.width;
@@ -103,6 +105,7 @@ template <int M, int Held, bool Fours> __global__ void __launch_bounds__(512, 4)
 // loops are unrolled for, so that the loads of all of them are on their way together.
 template <int Max, bool Fours>
 __global__ void fold_kernel(float* x, const float* h, const float* pre, int64_t n_rows, int m, int64_t dim) {
+  begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= dim) return;
   for (int64_t r = device::first_of_rows(); r < n_rows; r += device::step_of_rows()) {
@@ -122,6 +125,7 @@ __global__ void fold_kernel(float* x, const float* h, const float* pre, int64_t 
 template <int Max, bool Fours>
 __global__ void expand_kernel(float* h, const float* y, const float* post, const float* comb, int64_t n_rows, int m,
                               int64_t dim) {
+  begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= dim) return;
   for (int64_t r = device::first_of_rows(); r < n_rows; r += device::step_of_rows()) {
@@ -145,6 +149,7 @@ __global__ void expand_kernel(float* h, const float* y, const float* post, const
 }
 
 template <bool Fours> __global__ void mean_kernel(float* y, const float* h, int64_t n_rows, int m, int64_t dim) {
+  begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= dim) return;
   const float n = static_cast<float>(m);
@@ -161,8 +166,7 @@ template <bool Fours> __global__ void mean_kernel(float* y, const float* h, int6
 template <bool Fours> void launch_mix(const mix_pointers& a, int64_t n_rows, const cuda_lane& lane) {
   const auto kernel = a.m == 4 ? mix_kernel<4, 1, Fours> : a.m <= 5 ? mix_kernel<0, 1, Fours> : mix_kernel<0, 2, Fours>;
   const int64_t threads = std::clamp<int64_t>((a.width + 511) / 512 * 32, 64, 512); // four fours a thread or more
-  kernel<<<static_cast<unsigned>(n_rows), static_cast<unsigned>(threads), 0, lane.on>>>(a);
-  cuda_check_launch("mix");
+  launch_early(kernel, static_cast<unsigned>(n_rows), static_cast<unsigned>(threads), 0, lane.on, "mix", a);
 }
 
 } // namespace
@@ -191,8 +195,8 @@ void fold_cuda(tensor x, tensor h, tensor pre, const cuda_lane& lane) {
   const auto kernel = m <= 4 ? (fours ? fold_kernel<4, true> : fold_kernel<4, false>)
                              : (fours ? fold_kernel<8, true> : fold_kernel<8, false>);
   const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
-  kernel<<<g.grid, g.block, 0, lane.on>>>(x.f32(), h.f32(), pre.f32(), n_rows, static_cast<int>(m), dim);
-  cuda_check_launch("fold");
+  launch_early(kernel, g.grid, g.block, 0, lane.on, "fold", x.f32(), h.f32(), pre.f32(), n_rows, static_cast<int>(m),
+               dim);
 }
 
 void expand_cuda(tensor h, tensor y, tensor post, tensor comb, const cuda_lane& lane) {
@@ -205,8 +209,8 @@ void expand_cuda(tensor h, tensor y, tensor post, tensor comb, const cuda_lane& 
   const auto kernel = m <= 4 ? (fours ? expand_kernel<4, true> : expand_kernel<4, false>)
                              : (fours ? expand_kernel<8, true> : expand_kernel<8, false>);
   const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
-  kernel<<<g.grid, g.block, 0, lane.on>>>(h.f32(), y.f32(), post.f32(), comb.f32(), n_rows, static_cast<int>(m), dim);
-  cuda_check_launch("expand");
+  launch_early(kernel, g.grid, g.block, 0, lane.on, "expand", h.f32(), y.f32(), post.f32(), comb.f32(), n_rows,
+               static_cast<int>(m), dim);
 }
 
 void mean_copies_cuda(tensor y, tensor h, const cuda_lane& lane) {
@@ -215,8 +219,7 @@ void mean_copies_cuda(tensor y, tensor h, const cuda_lane& lane) {
   TROUPE_CHECK(y.n_elements() == n_rows * dim, "a mean has the width of a copy");
   const auto kernel = in_fours(dim, {y.data, h.data}) ? mean_kernel<true> : mean_kernel<false>;
   const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
-  kernel<<<g.grid, g.block, 0, lane.on>>>(y.f32(), h.f32(), n_rows, static_cast<int>(m), dim);
-  cuda_check_launch("mean_copies");
+  launch_early(kernel, g.grid, g.block, 0, lane.on, "mean_copies", y.f32(), h.f32(), n_rows, static_cast<int>(m), dim);
 }
 
 } // namespace troupe

@@ -1,6 +1,7 @@
 // Experts on the device: runs, the products of formats that are not EXL3, and the sum over slots.
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
+#include "gpu/early_launch.cuh"
 #include "gpu/moe_prefill.h"
 #include "gpu/moe_trellis.cuh"
 #include "gpu/plain_weights.cuh"
@@ -17,6 +18,7 @@ constexpr int plain_warps = 8;
 
 // One block. Pairs of an expert stay in ascending order, so a run is the same in every run of the program.
 __global__ void __launch_bounds__(plan_threads) plan_runs_kernel(moe_args a) {
+  begin_in_turn();
   __shared__ int32_t count[max_set_experts], first[max_set_experts], first_run[max_set_experts];
   const int n_pairs = a.rows * a.k, me = threadIdx.x, lane = me % 32;
   count[me] = 0;
@@ -91,6 +93,7 @@ template <plain_view::format How> __global__ void __launch_bounds__(32 * plain_w
 
 // Slots of other ranks are left out; their outputs were never written.
 __global__ void sum_slots_kernel(moe_args a) {
+  begin_in_turn();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, row = blockIdx.y;
   if (i >= a.dim) return;
   float sum = 0;
@@ -102,6 +105,7 @@ __global__ void sum_slots_kernel(moe_args a) {
 }
 
 __global__ void gate_kernel(float* g, const float* u, int64_t n, float limit) {
+  begin_in_turn();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < n) g[i] = gated(g[i], u[i], 1, limit);
 }
@@ -139,8 +143,7 @@ int64_t cut_buffers(moe_args& a, const cuda_lane& lane, const cuda_expert_set& s
 
 void trellis_experts(const moe_args& a, const cuda_expert_set& set, const cuda_lane& lane) {
   const cuda_stream on = lane.on;
-  plan_runs_kernel<<<1, plan_threads, 0, on>>>(a);
-  cuda_check_launch("experts: runs");
+  launch_early(plan_runs_kernel, 1, plan_threads, 0, on, "experts: runs", a);
   using book = stored_matrix::codebook;
   const int32_t up = set.gate.trellis.rate, down = set.down.trellis.rate;
   if (uses_bytes(set, lane)) {
@@ -208,8 +211,7 @@ void experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor ids, te
     a.weights = weights.f32() + first * a.k;
     cut_buffers(a, lane, set);
     if (set.n_experts > 0) set.is_trellis ? trellis_experts(a, set, lane) : plain_experts(a, set, lane.on);
-    sum_slots_kernel<<<dim3(blocks_of(a.dim, 256), a.rows), 256, 0, lane.on>>>(a);
-    cuda_check_launch("experts: sum of slots");
+    launch_early(sum_slots_kernel, dim3(blocks_of(a.dim, 256), a.rows), 256, 0, lane.on, "experts: sum of slots", a);
   }
 }
 
@@ -233,8 +235,8 @@ void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_vi
     const tensor in(x.f32() + first * gate.in, dtype::f32, {n, gate.in});
     const linear_call both[] = {{&gate, in.f32(), g.f32(), gate.in, gate.out}, {&up, in.f32(), u.f32(), up.in, up.out}};
     linears_cuda(both, n, rest);
-    gate_kernel<<<blocks_of(n * gate.out, 256), 256, 0, lane.on>>>(g.f32(), u.f32(), n * gate.out, limit);
-    cuda_check_launch("gated_mlp: activation");
+    launch_early(gate_kernel, blocks_of(n * gate.out, 256), 256, 0, lane.on, "gated_mlp: activation", g.f32(), u.f32(),
+                 n * gate.out, limit);
     linear_cuda(out, g, down, n, gate.out, down.out, rest);
     add_cuda(tensor(y.f32() + first * down.out, dtype::f32, {n, down.out}), out.slice(0, n), lane);
   }

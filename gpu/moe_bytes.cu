@@ -21,7 +21,7 @@ struct run_codes {
 
 // Grid (pairs, matrices): the row of a pair for each of its matrices.
 template <int First> __global__ void __launch_bounds__(pack_threads) pack_runs_kernel(moe_args a, run_codes to) {
-  let_next_kernel_start();
+  begin_in_turn();
   const run_place place = a.list.places[blockIdx.x];
   if (place.run < 0) return;
   const expert_run& run = a.list.runs[place.run];
@@ -148,8 +148,7 @@ int64_t moe_bytes_scratch(const moe_args& a) {
 
 void moe_gate_up_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
   const run_buffers b = gate_up_buffers(a);
-  pack_runs_kernel<0><<<dim3(a.rows * a.k, 2), pack_threads, 0, on>>>(a, b.codes);
-  cuda_check_launch("experts: pack");
+  launch_early(pack_runs_kernel<0>, dim3(a.rows * a.k, 2), pack_threads, 0, on, "experts: pack", a, b.codes);
   const gate_up_columns columns{a, b.codes, padded_chunks(a.width), rate};
   with_rate<stored_matrix::codebook::mul1>(
       rate, [&]<int Rate>() { launch_byte_product<Rate>(columns, b.shape, 1, b.slots, a.counters, on); });
@@ -157,8 +156,7 @@ void moe_gate_up_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
 
 void moe_down_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
   const run_buffers b = down_buffers(a);
-  pack_runs_kernel<2><<<dim3(a.rows * a.k, 1), pack_threads, 0, on>>>(a, b.codes);
-  cuda_check_launch("experts: pack");
+  launch_early(pack_runs_kernel<2>, dim3(a.rows * a.k, 1), pack_threads, 0, on, "experts: pack", a, b.codes);
   const down_columns columns{a, b.codes, padded_chunks(a.dim), rate};
   with_rate<stored_matrix::codebook::mul1>(
       rate, [&]<int Rate>() { launch_byte_product<Rate>(columns, b.shape, 1, b.slots, a.counters, on); });

@@ -4,6 +4,7 @@
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
+#include "gpu/early_launch.cuh"
 #include "gpu/row_grid.cuh"
 
 namespace troupe {
@@ -14,6 +15,7 @@ namespace {
 template <bool Fours>
 __global__ void __launch_bounds__(768)
     rms_norm_kernel(float* y, const float* x, const float* weight, int64_t dim, float eps) {
+  begin_in_turn();
   __shared__ float shared[1][device::max_warps];
   const float* in = x + static_cast<int64_t>(blockIdx.x) * dim;
   float* out = y + static_cast<int64_t>(blockIdx.x) * dim;
@@ -37,8 +39,8 @@ void rms_norm_cuda(tensor y, tensor x, tensor weight, float eps, const cuda_lane
                "a norm keeps the shape of its rows");
   if (n_rows == 0) return;
   const auto kernel = in_fours(dim, {y.data, x.data, weight.data}) ? rms_norm_kernel<true> : rms_norm_kernel<false>;
-  kernel<<<static_cast<unsigned>(n_rows), threads_of_row(dim), 0, lane.on>>>(y.f32(), x.f32(), weight.f32(), dim, eps);
-  cuda_check_launch("rms_norm");
+  launch_early(kernel, static_cast<unsigned>(n_rows), threads_of_row(dim), 0, lane.on, "rms_norm", y.f32(), x.f32(),
+               weight.f32(), dim, eps);
 }
 
 } // namespace troupe

@@ -2,6 +2,7 @@
 #include "gpu/plain_linear.h"
 
 #include "gpu/cuda_check.cuh"
+#include "gpu/early_launch.cuh"
 #include "gpu/plain_weights.cuh"
 
 #include <algorithm>
@@ -41,6 +42,7 @@ template <bool Fours> __device__ __forceinline__ void load_inputs(float (&v)[4],
 // bytes of W where W is large, by latency for mHC's 24 outputs: hence as many warps to an output as it has slices.
 template <plain_view::format How, int Rows, bool Fours>
 __global__ void __launch_bounds__(32 * plain_slices::most) few_rows_kernel(plain_product p) {
+  begin_in_turn();
   __shared__ float parts[plain_slices::most][Rows];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp % p.slices.n;
   const int first_out = static_cast<int>(blockIdx.x) * p.outs, n = first_out + warp / p.slices.n;
@@ -143,9 +145,9 @@ template <plain_view::format How, int Rows> void launch_few(plain_product p, boo
                   static_cast<unsigned>(std::min<int64_t>((p.rows + Rows - 1) / Rows, most_grid_rows)));
   const unsigned threads = static_cast<unsigned>(32 * p.slices.n * p.outs);
   if (fours)
-    few_rows_kernel<How, Rows, true><<<grid, threads, 0, on>>>(p);
+    launch_early(few_rows_kernel<How, Rows, true>, grid, threads, 0, on, "linear: few rows", p);
   else
-    few_rows_kernel<How, Rows, false><<<grid, threads, 0, on>>>(p);
+    launch_early(few_rows_kernel<How, Rows, false>, grid, threads, 0, on, "linear: few rows", p);
 }
 
 template <plain_view::format How> void launch_many(plain_product p, cuda_stream on) {

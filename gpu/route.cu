@@ -1,6 +1,7 @@
 // Choice of experts from the gate's outputs.
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
+#include "gpu/early_launch.cuh"
 #include "gpu/order.cuh"
 
 #include <algorithm>
@@ -18,6 +19,7 @@ __device__ float softplus(float v) { return v > 20 ? v : log1pf(expf(v)); }
 // latency. The order of an expert counts its score, then the lower id; what was chosen has none.
 __global__ void route_kernel(int32_t* ids, float* weights, float* score, const float* bias, const float* bias_vl,
                              const int32_t* vl, int64_t n_rows, int n_experts, int k, float scale) {
+  begin_in_turn();
   extern __shared__ uint32_t shared[];
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes, warp = static_cast<int>(threadIdx.x) / warp_lanes;
   const int64_t r = static_cast<int64_t>(blockIdx.x) * (blockDim.x / warp_lanes) + warp;
@@ -59,11 +61,10 @@ void route_cuda(tensor ids, tensor weights, tensor score, tensor bias, tensor bi
   TROUPE_CHECK(k <= n_experts, "no more experts are chosen than there are");
   TROUPE_CHECK(n_experts <= shared_floats, "a row of scores fits into a block's memory");
   const int64_t warps = std::clamp<int64_t>(shared_floats / n_experts, 1, 4);
-  route_kernel<<<static_cast<unsigned>((n_rows + warps - 1) / warps), static_cast<unsigned>(warps * warp_lanes),
-                 static_cast<size_t>(warps * n_experts) * sizeof(uint32_t), lane.on>>>(
-      ids.i32(), weights.f32(), score.f32(), bias.f32(), bias_vl ? bias_vl.f32() : nullptr, vl ? vl.i32() : nullptr,
-      n_rows, static_cast<int>(n_experts), static_cast<int>(k), scale);
-  cuda_check_launch("route");
+  launch_early(route_kernel, static_cast<unsigned>((n_rows + warps - 1) / warps),
+               static_cast<unsigned>(warps * warp_lanes), static_cast<size_t>(warps * n_experts) * sizeof(uint32_t),
+               lane.on, "route", ids.i32(), weights.f32(), score.f32(), bias.f32(), bias_vl ? bias_vl.f32() : nullptr,
+               vl ? vl.i32() : nullptr, n_rows, static_cast<int>(n_experts), static_cast<int>(k), scale);
 }
 
 } // namespace troupe

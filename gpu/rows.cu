@@ -3,6 +3,7 @@
 
 #include "gpu/cuda_check.cuh"
 #include "gpu/device_math.cuh"
+#include "gpu/early_launch.cuh"
 #include "gpu/row_grid.cuh"
 
 namespace troupe {
@@ -24,6 +25,7 @@ template <class T> struct alignas(4 * sizeof(T)) four_of { T v[4]; };
 template <class T, bool Fours>
 __global__ void embed_kernel(float* y, const T* table, int64_t n_table_rows, int64_t first_id, const int32_t* ids,
                              int64_t n_rows, int64_t dim) {
+  begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= dim) return;
   for (int64_t r = device::first_of_rows(); r < n_rows; r += device::step_of_rows()) {
@@ -49,14 +51,15 @@ template <class T> void embed_of(tensor y, tensor table, int64_t first_id, tenso
   const int64_t dim = table.row_elements(), n = ids.n_elements();
   const row_grid g = cover_rows(n, (dim + 3) / 4);
   const auto kernel = in_fours(dim, {y.data, table.data}) ? embed_kernel<T, true> : embed_kernel<T, false>;
-  kernel<<<g.grid, g.block, 0, lane.on>>>(y.f32(), table.as<T>(), table.rows(), first_id, ids.i32(), n, dim);
-  cuda_check_launch("embed");
+  launch_early(kernel, g.grid, g.block, 0, lane.on, "embed", y.f32(), table.as<T>(), table.rows(), first_id, ids.i32(),
+               n, dim);
 }
 
 // A thread owns one unit of 16, 4 or 1 bytes of a row. A row outside its tensor is broken code and ends the context.
 template <class Unit>
 __global__ void copy_rows_kernel(Unit* y, const int32_t* y_rows, int64_t n_y_rows, const Unit* x, const int32_t* x_rows,
                                  int64_t n_x_rows, int64_t n_rows, int64_t n_units) {
+  begin_in_turn();
   const int64_t i = device::piece_of_row();
   if (i >= n_units) return;
   for (int64_t r = device::first_of_rows(); r < n_rows; r += device::step_of_rows()) {
@@ -70,15 +73,15 @@ template <class Unit>
 void copy_rows_in(tensor y, tensor y_rows, tensor x, tensor x_rows, int64_t n, int64_t n_bytes, const cuda_lane& lane) {
   const int64_t n_units = n_bytes / static_cast<int64_t>(sizeof(Unit));
   const row_grid g = cover_rows(n, n_units);
-  copy_rows_kernel<Unit><<<g.grid, g.block, 0, lane.on>>>(y.as<Unit>(), y_rows.i32(), y.rows(), x.as<Unit>(),
-                                                          x_rows.i32(), x.rows(), n, n_units);
-  cuda_check_launch("copy_rows");
+  launch_early(copy_rows_kernel<Unit>, g.grid, g.block, 0, lane.on, "copy_rows", y.as<Unit>(), y_rows.i32(), y.rows(),
+               x.as<Unit>(), x_rows.i32(), x.rows(), n, n_units);
 }
 
 int64_t row_bytes(const tensor& t) { return t.row_elements() * size_bytes(t.type); }
 
 // A thread owns four elements.
 template <bool Fours> __global__ void add_kernel(float* y, const float* x, int64_t n) {
+  begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= n) return;
   const float4 a = device::load_four<Fours>(y, i, n), b = device::load_four<Fours>(x, i, n);
@@ -86,6 +89,7 @@ template <bool Fours> __global__ void add_kernel(float* y, const float* x, int64
 }
 
 template <bool Fours> __global__ void scale_kernel(float* x, float by, int64_t n) {
+  begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= n) return;
   device::store_four<Fours>(x, i, n,
@@ -95,6 +99,7 @@ template <bool Fours> __global__ void scale_kernel(float* x, float by, int64_t n
 // A thread owns four elements of x and writes them to every copy.
 template <bool Fours>
 __global__ void spread_kernel(float* h, const float* x, int64_t n_rows, int64_t copies, int64_t dim) {
+  begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= dim) return;
   for (int64_t r = device::first_of_rows(); r < n_rows; r += device::step_of_rows()) {
@@ -138,8 +143,7 @@ void add_cuda(tensor y, tensor x, const cuda_lane& lane) {
   if (n == 0) return;
   const row_grid g = cover_rows(1, (n + 3) / 4);
   const auto kernel = in_fours(n, {y.data, x.data}) ? add_kernel<true> : add_kernel<false>;
-  kernel<<<g.grid, g.block, 0, lane.on>>>(y.f32(), x.f32(), n);
-  cuda_check_launch("add");
+  launch_early(kernel, g.grid, g.block, 0, lane.on, "add", y.f32(), x.f32(), n);
 }
 
 void scale_cuda(tensor x, float by, const cuda_lane& lane) {
@@ -147,8 +151,7 @@ void scale_cuda(tensor x, float by, const cuda_lane& lane) {
   if (n == 0) return;
   const row_grid g = cover_rows(1, (n + 3) / 4);
   const auto kernel = in_fours(n, {x.data}) ? scale_kernel<true> : scale_kernel<false>;
-  kernel<<<g.grid, g.block, 0, lane.on>>>(x.f32(), by, n);
-  cuda_check_launch("scale");
+  launch_early(kernel, g.grid, g.block, 0, lane.on, "scale", x.f32(), by, n);
 }
 
 void spread_cuda(tensor h, tensor x, const cuda_lane& lane) {
@@ -157,8 +160,7 @@ void spread_cuda(tensor h, tensor x, const cuda_lane& lane) {
   TROUPE_CHECK(x.n_elements() == n_rows * dim, "every row is spread over its copies");
   const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
   const auto kernel = in_fours(dim, {h.data, x.data}) ? spread_kernel<true> : spread_kernel<false>;
-  kernel<<<g.grid, g.block, 0, lane.on>>>(h.f32(), x.f32(), n_rows, copies, dim);
-  cuda_check_launch("spread");
+  launch_early(kernel, g.grid, g.block, 0, lane.on, "spread", h.f32(), x.f32(), n_rows, copies, dim);
 }
 
 } // namespace troupe

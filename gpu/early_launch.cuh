@@ -1,0 +1,46 @@
+// Programmatic dependent launch: a kernel may start before the one before it in the stream has ended, so that its
+// launch and start cost nothing; what it reads or writes of device memory waits for that end. Before sm_90 it starts
+// after it.
+#pragma once
+
+#include "gpu/cuda_check.cuh"
+
+namespace troupe {
+
+// The kernel before this one in the stream has ended and its writes are seen.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The kernel after this one may start when every block has said so; it still waits above for this one's end.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// First statement of a kernel that overlaps with its neighbours by launch and start only. In this order: what starts
+// early behind it may rely on everything before it.
+__device__ __forceinline__ void begin_in_turn() {
+  wait_for_kernel_before();
+  let_next_kernel_start();
+}
+
+// Launches a kernel all of whose threads call wait_for_kernel_before, and checks the launch.
+template <class Kernel, class... Args>
+void launch_early(const Kernel& kernel, dim3 grid, dim3 block, int shared_bytes, cudaStream_t on, const char* what,
+                  const Args&... args) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = on;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, args...), what);
+}
+
+} // namespace troupe
