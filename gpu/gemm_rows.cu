@@ -23,7 +23,7 @@ int32_t best_tile(int64_t n_rows, int64_t chunks, int64_t multiprocessors) {
     return turns * (tile + 8); // 8: what an item costs apart from its products
   };
   int32_t best = 256;
-  for (const int32_t tile : {192, 128})
+  for (const int32_t tile : {192, 160, 128})
     if (cost(tile) < cost(best)) best = tile;
   return best;
 }

@@ -165,7 +165,9 @@ __device__ __forceinline__ void multiply_item(float* d, Shared& s, ring_place<St
 template <int Rate, stored_matrix::codebook Book, int Rows, class Shared, int Stages>
 __device__ __forceinline__ void multiply_any(float* d, Shared& s, ring_place<Stages>& at, int k_steps, int n_rows) {
   if constexpr (Rows == 256) {
+    if (n_rows <= 96) return multiply_item<Rate, Book, 96>(d, s, at, k_steps);
     if (n_rows <= 128) return multiply_item<Rate, Book, 128>(d, s, at, k_steps);
+    if (n_rows <= 160) return multiply_item<Rate, Book, 160>(d, s, at, k_steps);
     if (n_rows <= 192) return multiply_item<Rate, Book, 192>(d, s, at, k_steps);
   }
   multiply_item<Rate, Book, Rows>(d, s, at, k_steps);

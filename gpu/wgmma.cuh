@@ -32,12 +32,11 @@ __device__ __forceinline__ uint32_t descriptor(const void* b) { return (shared_a
 #define TROUPE_D32(i) TROUPE_D16(i), TROUPE_D16((i) + 16)
 #define TROUPE_R0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define TROUPE_R16 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define TROUPE_R32                                                                                                     \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                   \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TROUPE_R64                                                                                                     \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                                   \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TROUPE_R32 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define TROUPE_R48 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TROUPE_R64 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define TROUPE_R80 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TROUPE_TO_64 TROUPE_R0 ", " TROUPE_R16 ", " TROUPE_R32 ", " TROUPE_R48
 #define TROUPE_R96                                                                                                     \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                       \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
@@ -59,19 +58,28 @@ __device__ __forceinline__ void multiply(rows<64>, float* d, const uint32_t (&a)
                : TROUPE_D32(0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
+__device__ __forceinline__ void multiply(rows<96>, float* d, const uint32_t (&a)[4], uint32_t b) {
+  asm volatile(TROUPE_PRODUCT("96", TROUPE_R0 ", " TROUPE_R16 ", " TROUPE_R32, "%48, %49, %50, %51", "%52")
+               : TROUPE_D32(0), TROUPE_D16(32)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
 __device__ __forceinline__ void multiply(rows<128>, float* d, const uint32_t (&a)[4], uint32_t b) {
-  asm volatile(TROUPE_PRODUCT("128", TROUPE_R0 ", " TROUPE_R16 ", " TROUPE_R32, "%64, %65, %66, %67", "%68")
+  asm volatile(TROUPE_PRODUCT("128", TROUPE_TO_64, "%64, %65, %66, %67", "%68")
                : TROUPE_D32(0), TROUPE_D32(32)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
+__device__ __forceinline__ void multiply(rows<160>, float* d, const uint32_t (&a)[4], uint32_t b) {
+  asm volatile(TROUPE_PRODUCT("160", TROUPE_TO_64 ", " TROUPE_R64, "%80, %81, %82, %83", "%84")
+               : TROUPE_D32(0), TROUPE_D32(32), TROUPE_D16(64)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
 __device__ __forceinline__ void multiply(rows<192>, float* d, const uint32_t (&a)[4], uint32_t b) {
-  asm volatile(
-      TROUPE_PRODUCT("192", TROUPE_R0 ", " TROUPE_R16 ", " TROUPE_R32 ", " TROUPE_R64, "%96, %97, %98, %99", "%100")
-      : TROUPE_D32(0), TROUPE_D32(32), TROUPE_D32(64)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+  asm volatile(TROUPE_PRODUCT("192", TROUPE_TO_64 ", " TROUPE_R64 ", " TROUPE_R80, "%96, %97, %98, %99", "%100")
+               : TROUPE_D32(0), TROUPE_D32(32), TROUPE_D32(64)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 __device__ __forceinline__ void multiply(rows<256>, float* d, const uint32_t (&a)[4], uint32_t b) {
-  asm volatile(TROUPE_PRODUCT("256", TROUPE_R0 ", " TROUPE_R16 ", " TROUPE_R32 ", " TROUPE_R64 ", " TROUPE_R96,
+  asm volatile(TROUPE_PRODUCT("256", TROUPE_TO_64 ", " TROUPE_R64 ", " TROUPE_R80 ", " TROUPE_R96,
                               "%128, %129, %130, %131", "%132")
                : TROUPE_D32(0), TROUPE_D32(32), TROUPE_D32(64), TROUPE_D32(96)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
@@ -84,8 +92,11 @@ __device__ __forceinline__ void multiply(rows<256>, float* d, const uint32_t (&a
 #undef TROUPE_R0
 #undef TROUPE_R16
 #undef TROUPE_R32
+#undef TROUPE_R48
 #undef TROUPE_R64
+#undef TROUPE_R80
 #undef TROUPE_R96
+#undef TROUPE_TO_64
 
 #endif
 

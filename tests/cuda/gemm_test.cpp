@@ -56,7 +56,8 @@ TEST_CASE("cuda gemm: rows have the same bits alone, among a few and among many"
   for (const int64_t rows : {8, 64, 65, 130, 300, 513}) compare(t, w, rows, false);
 }
 
-// Tiles of 32, 64, 128, 192 and 256 rows; the last is taken for many items only, which the host would need minutes for.
+// Tiles of 32, 64, 96, 128, 160, 192 and 256 rows; the last is taken for many items only, which the host would need
+// minutes for.
 TEST_CASE("cuda gemm: every size of tile gives the same bits") {
   prefill_twins t;
   const stored_sample w = trellis_sample(stored_matrix::codebook::mul1, 6, 512, 128 * 70, 8);
@@ -65,7 +66,7 @@ TEST_CASE("cuda gemm: every size of tile gives the same bits") {
   const twin_tensor x = t.floats({most, w.m.in}, 7), y = t.output({most, w.m.out}), some = t.output({most, w.m.out});
   t.device->linear(y.device, x.device, *m);
   const std::vector<float> together = t.read_device(y);
-  for (const int64_t rows : {3, 50, 128, 1300, 4000}) {
+  for (const int64_t rows : {3, 50, 90, 128, 150, 180, 1300, 4000}) {
     const int64_t first = most - rows;
     t.device->linear(some.device.slice(0, rows), x.device.slice(first, rows), *m);
     const std::vector<float> got = t.read_device(some);
