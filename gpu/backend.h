@@ -189,6 +189,7 @@ public:
                     bool inverse) = 0;            // x (R, heads, d): last 2 * n_frequencies elements, adjacent pairs
   virtual void quantise(tensor x, quantiser) = 0; // in place over the last dimension
   virtual void add(tensor y, tensor x) = 0;       // y += x
+  virtual void clear(tensor y) = 0;               // y = 0
   virtual void scale(tensor x, float by) = 0;
 
   // Streams (model.md 2.1).
@@ -233,6 +234,11 @@ public:
   // Draws tokens from logits where they are, up to `max_rows` rows a call. nullptr: this backend has none, logits go to
   // the host (gpu/sample.h).
   virtual std::unique_ptr<row_sampler> make_sampler(int64_t /*vocabulary*/, int64_t /*max_rows*/) { return nullptr; }
+
+  // `work` may run at the same time as what is called between now and meet(), behind what was called before. It reads
+  // and writes nothing that the calls in between write. The host runs it at once.
+  virtual void beside(const std::function<void()>& work) { work(); }
+  virtual void meet() {}
 
   // Graphs: host capture keeps the closure, replay calls it.
   virtual bool

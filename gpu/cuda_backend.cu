@@ -17,6 +17,7 @@ namespace troupe {
 namespace {
 
 constexpr int64_t n_lane_counters = 1 << 18;
+constexpr int64_t side_scratch_bytes = 64 << 20; // side work is of few rows
 
 class cuda_graph final : public graph {
 public:
@@ -30,6 +31,19 @@ public:
 tensor rows_of(tensor t, int64_t first, int64_t n, int64_t width) {
   return tensor(t.f32() + first * width, dtype::f32, {n, width});
 }
+
+// Without timing: it only orders streams.
+class own_event {
+public:
+  own_event() { cuda_check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
+  ~own_event() { cudaEventDestroy(event_); }
+  own_event(const own_event&) = delete;
+  own_event& operator=(const own_event&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+private:
+  cudaEvent_t event_ = nullptr;
+};
 
 // A stream that ends after everything that uses it.
 class own_stream {
@@ -50,7 +64,8 @@ private:
 class cuda_backend final : public backend {
 public:
   explicit cuda_backend(const cuda_backend_config& c)
-      : device_(c.device), group_(c.group), stream_(c.device), memory_(c.device, c.memory_bytes) {
+      : device_(c.device), group_(c.group), stream_(c.device), side_stream_(c.device),
+        memory_(c.device, c.memory_bytes) {
     cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
     name_ = "cuda " + std::to_string(device_) + ", " + properties.name;
@@ -61,10 +76,17 @@ public:
     lane_.scratch = memory_.take(c.scratch_bytes, "scratch", lane_.on);
     lane_.n_counters = n_lane_counters;
     lane_.counters = reinterpret_cast<uint32_t*>(memory_.take(n_lane_counters * 4, "counters", lane_.on));
+    side_lane_ = lane_;
+    side_lane_.on = side_stream_.get();
+    side_lane_.scratch_bytes = std::min(c.scratch_bytes, side_scratch_bytes);
+    side_lane_.scratch = memory_.take(side_lane_.scratch_bytes, "scratch of side work", lane_.on);
+    side_lane_.counters = reinterpret_cast<uint32_t*>(memory_.take(n_lane_counters * 4, "counters", lane_.on));
+    cuda_check(cudaStreamSynchronize(lane_.on), "backend: its memory is zero before any stream uses it");
   }
   ~cuda_backend() override {
     cudaSetDevice(device_);
-    cudaStreamSynchronize(lane_.on);
+    cudaStreamSynchronize(stream_.get());
+    cudaStreamSynchronize(side_stream_.get());
   }
 
   std::string name() const override { return name_; }
@@ -141,6 +163,7 @@ public:
   }
   void quantise(tensor x, quantiser how) override { quantise_cuda(x, how, lane()); }
   void add(tensor y, tensor x) override { add_cuda(y, x, lane()); }
+  void clear(tensor y) override { clear_cuda(y, lane()); }
   void scale(tensor x, float by) override { scale_cuda(x, by, lane()); }
 
   void mix(const mix_args& a) override {
@@ -205,6 +228,31 @@ public:
   std::unique_ptr<row_sampler> make_sampler(int64_t vocabulary, int64_t max_rows) override {
     return make_cuda_sampler(*this, vocabulary, max_rows);
   }
+  // Of few rows, whose kernels leave most of the device idle; prompts fill it without help.
+  void beside(const std::function<void()>& work) override {
+    const auto is_prompt = [](const row_run& r) { return r.rows == row_class::prefill; };
+    if (is_beside_ || std::any_of(runs_.begin(), runs_.end(), is_prompt)) return work();
+    is_beside_ = true;
+    cuda_check(cudaEventRecord(fork_.get(), lane().on), "beside");
+    cuda_check(cudaStreamWaitEvent(side_lane_.on, fork_.get(), 0), "beside");
+    std::swap(lane_, side_lane_);
+    const auto back = [this] {
+      std::swap(lane_, side_lane_);
+      is_beside_ = false;
+    };
+    try {
+      work();
+    } catch (...) {
+      back();
+      throw;
+    }
+    back();
+    cuda_check(cudaEventRecord(join_.get(), side_lane_.on), "beside");
+    has_side_work_ = true;
+  }
+  void meet() override {
+    if (std::exchange(has_side_work_, false)) cuda_check(cudaStreamWaitEvent(lane().on, join_.get(), 0), "meet");
+  }
   bool can_capture() const override { return n_ranks() == 1; }
   std::unique_ptr<graph> capture(std::function<void()> work) override {
     cudaGraph_t recorded = nullptr;
@@ -261,13 +309,17 @@ public:
   int32_t device() const { return device_; }
   std::vector<weight_variant> variants() const { return {variants_.begin(), variants_.end()}; }
   bool park(const weight_variant& v) {
-    if (v.rows == row_class::prefill) // all of them go together
-      return std::exchange(v.how == stored_matrix::format::exl3 ? lane_.has_wgmma : lane_.has_plain_gemm, false);
+    if (v.rows == row_class::prefill) { // all of them go together
+      const bool is_trellis = v.how == stored_matrix::format::exl3;
+      (is_trellis ? side_lane_.has_wgmma : side_lane_.has_plain_gemm) = false;
+      return std::exchange(is_trellis ? lane_.has_wgmma : lane_.has_plain_gemm, false);
+    }
     if (v.how != stored_matrix::format::exl3 || v.book != stored_matrix::codebook::mul1) return false;
     uint32_t& parked = v.is_experts ? lane_.parked_experts : lane_.parked_linears;
     const uint32_t bits = 1U << v.rate | (v.is_experts ? 1U << v.down_rate : 0U);
     if ((parked & bits) != 0) return false; // the f16 form was already in use
     parked |= bits;
+    (v.is_experts ? side_lane_.parked_experts : side_lane_.parked_linears) = parked;
     return true;
   }
 
@@ -328,9 +380,11 @@ private:
   int32_t device_;
   collective* group_;
   std::string name_;
-  own_stream stream_;
+  own_stream stream_, side_stream_;
+  own_event fork_, join_;
   cuda_memory memory_;
-  cuda_lane lane_;
+  cuda_lane lane_, side_lane_; // lane_: of the calls; exchanged while side work is called
+  bool is_beside_ = false, has_side_work_ = false;
   std::vector<row_run> runs_;
   std::set<weight_variant> variants_;
   std::vector<float> meeting_; // host memory for collectives, reused

@@ -100,6 +100,7 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
   const tensor frequencies = role.ratio > 0 ? ctx.compressed_frequencies : ctx.window_frequencies;
   const tensor qr = ctx.b.qr.slice(0, n), q = ctx.b.q.slice(0, n), kv = ctx.b.kv.slice(0, n);
   project(ctx, w, role, x);
+  be.beside([&] { finish_window_row(ctx, w, frequencies, kv); });
   be.rms_norm(qr, qr, w.q_norm, ctx.c.eps);
   ctx.show("qr", qr);
   if (role.owns_index)
@@ -109,11 +110,10 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
     be.linear(q, qr, *w.wq_b);
   be.rope(q, ctx.rows.rows.position, frequencies, false);
   ctx.show("q", q);
-  finish_window_row(ctx, w, frequencies, kv);
-  ctx.show("kv", kv);
-
   if (role.owns_kv) compress(ctx, w.compressor, role, cache);
   if (role.owns_index) select(ctx, w.indexer, role, cache, x);
+  be.meet();
+  ctx.show("kv", kv);
 
   attention_args a;
   a.o = ctx.b.o.slice(0, n);
@@ -130,7 +130,7 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
   }
   be.attention(a, ctx.rows.rows);
   ctx.show("attn_o", a.o);
-  if (!ctx.drafting) be.write_rings(cache.ring, kv, ctx.rows.rows);
+  if (!ctx.drafting) be.beside([&] { be.write_rings(cache.ring, kv, ctx.rows.rows); });
 
   be.rope(a.o, ctx.rows.rows.position, frequencies, true);
   const tensor z = ctx.b.z.slice(0, n);

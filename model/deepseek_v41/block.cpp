@@ -44,19 +44,20 @@ void run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
   }
   if (w.role.tap >= 0 && ctx.b.taps) tap(ctx, w.role.tap);
 
-  mix(ctx, w.attention_mix, pre_attention);
-  ctx.show("hc_attn_pre", pre_attention);
-  ctx.show("hc_attn_post", post);
-  ctx.show("hc_attn_comb", comb);
+  be.beside([&] { mix(ctx, w.attention_mix, pre_attention); });
   be.fold(x, ctx.h, ctx.pre); // the mix of the half before
   be.rms_norm(x, x, w.attention.norm, ctx.c.eps);
   ctx.show("attn_in", x);
   run_attention(ctx, w.attention, w.role, cache, y, x);
   ctx.show("attn_out", y);
+  be.meet();
+  ctx.show("hc_attn_pre", pre_attention);
+  ctx.show("hc_attn_post", post);
+  ctx.show("hc_attn_comb", comb);
   be.expand(ctx.h, y, post, comb);
   ctx.show("stream_mid", ctx.h);
 
-  mix(ctx, w.moe_mix, pre_moe); // ctx.pre may be this buffer: it was used above
+  be.beside([&] { mix(ctx, w.moe_mix, pre_moe); }); // ctx.pre may be this buffer: it was used above
   be.fold(x, ctx.h, pre_attention);
   be.rms_norm(x, x, w.moe.norm, ctx.c.eps);
   ctx.show("ffn_in", x);

@@ -13,13 +13,19 @@ void run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, tens
   be.route(ids, weights, x, *w.gate, w.bias, ctx.drafting ? tensor{} : w.bias_vl, in_image, ctx.c.route_scale);
   ctx.show("moe_ids", ids);
   ctx.show("moe_w", weights);
+  // Added behind the routed ones, so that all sums have one order; an all-reduce comes before what every rank has
+  // whole.
+  const tensor shared = w.shared_gate ? ctx.b.shared.slice(0, n) : tensor{};
+  if (w.shared_gate)
+    be.beside([&] {
+      be.clear(shared);
+      be.gated_mlp(shared, x, *w.shared_gate, *w.shared_up, *w.shared_down, ctx.c.swiglu_limit);
+    });
   be.experts(y, x, *w.experts, ids, weights, ctx.c.swiglu_limit);
-  const auto shared = [&] {
-    if (w.shared_gate) be.gated_mlp(y, x, *w.shared_gate, *w.shared_up, *w.shared_down, ctx.c.swiglu_limit);
-  };
-  if (w.shared_is_cut) shared();
+  be.meet(); // and what the block began
+  if (w.shared_gate && w.shared_is_cut) be.add(y, shared);
   be.all_reduce_sum(y);
-  if (!w.shared_is_cut) shared();
+  if (w.shared_gate && !w.shared_is_cut) be.add(y, shared);
 }
 
 } // namespace troupe::deepseek_v41

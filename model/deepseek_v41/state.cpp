@@ -100,6 +100,7 @@ work_buffers make_work_buffers(backend& be, const config& c, const rank_share& s
   b.h_tail = make(type, {rows, c.copies, c.dim});
   b.x = make(type, {rows, c.dim});
   b.y = make(dtype::f32, {rows, c.dim});
+  if (c.shared_experts > 0) b.shared = make(dtype::f32, {rows, c.dim});
   b.one_hot = make(dtype::f32, {rows, c.copies});
   std::vector<float> one_hot(static_cast<size_t>(rows * c.copies));
   for (int64_t r = 0; r < rows; ++r) one_hot[static_cast<size_t>(r * c.copies)] = 1;

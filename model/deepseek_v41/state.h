@@ -39,6 +39,7 @@ int64_t bytes_per_slot(const config&, const cache_plan&, bool with_draft);
 struct work_buffers {
   tensor h, h_tail;                                   // (R, M, D)
   tensor x, y;                                        // (R, D)
+  tensor shared;                                      // (R, D) f32 of the shared expert; or empty: there is none
   tensor one_hot, pre_attention, pre_moe;             // (R, M) f32
   tensor post, comb;                                  // (R, M), (R, M, M) f32
   tensor qr, q, o, z, kv;                             // (R, q_rank), (R, heads, d) twice, (R, groups, o_rank), (R, d)
