@@ -216,15 +216,22 @@ private:
       r.top_p = 0.95F;
     }
     sampled_rows drawn;
+    double in_graphs = 0;
     for (int i = 0; i < o_.steps + 3; ++i) {
       for (int32_t& id : ids) id = random_id();
       read_tables(rows);
+      if (i == 3) in_graphs = graph_us();
       const double start = bench::now_us();
       weights_->forward_and_sample(rows, records_, rules, drawn);
       if (i >= 3) us.push_back(bench::now_us() - start);
     }
     row(what, n * each, context, us, static_cast<double>(n * each), bytes_.of(n * each));
+    const double wall = std::accumulate(us.begin(), us.end(), 0.0), replayed = graph_us() - in_graphs;
+    if (replayed > 0)
+      std::printf("# %s %lld at %lld: %.1f %% of the time outside of the graph\n", what,
+                  static_cast<long long>(n * each), static_cast<long long>(context), 100 * (1 - replayed / wall));
   }
+  double graph_us() { return o_.backend == "cuda" ? replayed_us(*be_) : 0; }
 
   void row(const char* what, int64_t rows, int64_t context, const std::vector<double>& us, double tokens,
            double bytes) const {

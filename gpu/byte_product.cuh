@@ -16,14 +16,14 @@
 #include "gpu/byte_rows.cuh"
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_lane.h"
+#include "gpu/product_shape.h"
 
 #include <algorithm>
 
 namespace troupe {
 
-constexpr int product_warps = 8,
-              product_threads = 32 * product_warps;           // that multiply, two a scheduler; one more copies
-constexpr int slot_ints = max_block_rows * 2 * chunk_columns; // a part's sums: (rows, main and rest, 128)
+constexpr int product_threads = 32 * product_warps;
+static_assert(slot_ints == max_block_rows * 2 * chunk_columns); // a part's sums: (rows, main and rest, 128)
 
 // Groups: of four rows, 1 or 2. A warp holds the sums of a whole band where registers allow (one group, windows of two
 // words), else of half of it: three blocks a multiprocessor hide latencies that two do not (measured on an H200: 90 us
@@ -37,7 +37,6 @@ template <int Rate, int Groups> struct band_ring {
   static constexpr int room = 56 * 1024;
   static constexpr int n_stages = room / stage_bytes > 8 ? 8 : room / stage_bytes > 1 ? room / stage_bytes : 2;
 };
-constexpr int blocks_a_multiprocessor = 3;
 
 // A line of columns of `rows` bands each; block b has [begin(b), begin(b + 1)). total * n_blocks stays below 2^32.
 struct band_line {
@@ -280,6 +279,7 @@ private:
   // The block's part of a column is whole: leaves it in its slot, and finishes the columns if it was the last part.
   __device__ void hand_in(uint32_t column, int segment, uint32_t n_bands, int n_rows) {
     sync_multipliers();
+    if (Problem::parts == 1 && n_bands == line_.rows) return finish_columns(column, n_rows); // it has the whole column
     constexpr int row_pieces = 2 * chunk_columns / 4;
     int4* to = reinterpret_cast<int4*>(slot(blockIdx.x, segment));
     for (int i = threadIdx.x; i < n_rows * row_pieces; i += product_threads) {
@@ -300,6 +300,11 @@ private:
     const uint32_t first = column / Problem::parts * Problem::parts;
     for (int part = 0; part < Problem::parts; ++part) gather(first + part, part, n_rows);
     sync_multipliers();
+    finish_columns(first, n_rows);
+  }
+
+  // The sums of the columns from `first` on are whole; leaves zeros.
+  __device__ void finish_columns(uint32_t first, int n_rows) {
     p_.finish(first, *this, warp_, lane_);
     sync_multipliers();
     for (int part = 0; part < Problem::parts; ++part)
@@ -350,23 +355,6 @@ __global__ void __launch_bounds__(product_threads + 32) __maxnreg__((band_ring<R
   counters += blockIdx.y * static_cast<uint32_t>(p.most_columns() / Problem::parts);
   byte_product<Rate, Groups, Problem>(p, memory, slots, counters, max_segments).run();
 }
-
-// How many blocks share a line of at most `n_columns` columns, and the most columns that one of them touches.
-struct product_shape {
-  int n_groups, n_blocks, max_segments; // n_groups: of four rows that any column has at most
-  product_shape(int64_t n_columns, int rows, int most_rows, int n_multiprocessors)
-      : n_groups(most_rows <= 4 ? 1 : 2), n_blocks(blocks_for(n_columns * rows, n_multiprocessors)),
-        max_segments(static_cast<int>((n_columns + n_blocks - 1) / n_blocks) + 2) {
-    TROUPE_CHECK(n_columns * rows * n_blocks < int64_t{1} << 32, "the bands of a line are counted in 32 bits");
-  }
-  // A block's start and end cost as much as about 40 of its bands.
-  static int blocks_for(int64_t n_bands, int n_multiprocessors) {
-    const int64_t wanted =
-        std::max<int64_t>(n_bands / 40, std::min<int64_t>(n_bands / product_warps, n_multiprocessors));
-    return static_cast<int>(std::clamp<int64_t>(wanted, 1, int64_t{blocks_a_multiprocessor} * n_multiprocessors));
-  }
-  int64_t slot_bytes() const { return static_cast<int64_t>(n_blocks) * max_segments * slot_ints * 4; }
-};
 
 template <int Rate, int Groups, class Problem>
 void launch_product_groups(const Problem& p, const product_shape& shape, int n_lines, int32_t* slots,

@@ -32,10 +32,9 @@ tensor rows_of(tensor t, int64_t first, int64_t n, int64_t width) {
   return tensor(t.f32() + first * width, dtype::f32, {n, width});
 }
 
-// Without timing: it only orders streams.
 class own_event {
 public:
-  own_event() { cuda_check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
+  explicit own_event(unsigned flags) { cuda_check(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreate"); }
   ~own_event() { cudaEventDestroy(event_); }
   own_event(const own_event&) = delete;
   own_event& operator=(const own_event&) = delete;
@@ -272,7 +271,20 @@ public:
     return made;
   }
   void replay(graph& g) override {
-    cuda_check(cudaGraphLaunch(static_cast<cuda_graph&>(g).ready, lane().on), "replay");
+    replayed_us(); // of the one before
+    cuda_check(cudaEventRecord(replay_begin_.get(), lane().on), "replay");
+    cuda_check(cudaGraphLaunch(static_cast<cuda_graph&>(g).ready, lane_.on), "replay");
+    cuda_check(cudaEventRecord(replay_end_.get(), lane_.on), "replay");
+    is_replaying_ = true;
+  }
+  double replayed_us() {
+    float ms = 0;
+    if (is_replaying_ && cudaEventElapsedTime(&ms, replay_begin_.get(), replay_end_.get()) == cudaSuccess) {
+      replayed_us_ += 1e3 * static_cast<double>(ms);
+      is_replaying_ = false;
+    }
+    cudaGetLastError(); // not ready is no fault
+    return replayed_us_;
   }
 
   int rank() const override { return group_ == nullptr ? 0 : group_->rank(); }
@@ -381,7 +393,10 @@ private:
   collective* group_;
   std::string name_;
   own_stream stream_, side_stream_;
-  own_event fork_, join_;
+  own_event fork_{cudaEventDisableTiming}, join_{cudaEventDisableTiming}; // they only order streams
+  own_event replay_begin_{cudaEventDefault}, replay_end_{cudaEventDefault};
+  bool is_replaying_ = false;
+  double replayed_us_ = 0;
   cuda_memory memory_;
   cuda_lane lane_, side_lane_; // lane_: of the calls; exchanged while side work is called
   bool is_beside_ = false, has_side_work_ = false;
@@ -395,6 +410,8 @@ private:
 const cuda_lane& lane_of(backend& b) { return dynamic_cast<cuda_backend&>(b).lane(); }
 
 int32_t device_of(backend& b) { return dynamic_cast<cuda_backend&>(b).device(); }
+
+double replayed_us(backend& b) { return dynamic_cast<cuda_backend&>(b).replayed_us(); }
 
 std::vector<weight_variant> loaded_variants(backend& b) { return dynamic_cast<cuda_backend&>(b).variants(); }
 

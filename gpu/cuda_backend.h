@@ -37,6 +37,9 @@ struct cuda_lane;
 const cuda_lane& lane_of(backend&);
 int32_t device_of(backend&); // its index
 
+// Microseconds that the device spent in replayed graphs so far; those that have ended.
+double replayed_us(backend&);
+
 // What a CUDA backend loaded, each variant once, for the self-check.
 std::vector<weight_variant> loaded_variants(backend&);
 // Takes the form that now serves a variant out of use; false: no other form serves it.

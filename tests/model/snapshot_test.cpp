@@ -74,7 +74,7 @@ const std::vector<int32_t> own{3, 5, 1}, other{8, 0, 7};                        
 TEST_CASE("snapshot: a sequence goes on from any position as if it had never stopped, in another slot") {
   const auto ids = random_ids(n_all, 11);
   on_ranks(1, [&](backend& be, int) {
-    for (const auto [with_draft, form] : forms) {
+    for (const auto& [with_draft, form] : forms) {
       CAPTURE(with_draft);
       stepper whole(be, with_draft, 0, form), parts(be, with_draft, 0, form);
       const auto logits = whole.step(0, own, ids, 0, n_all, static_cast<int32_t>(n_all));
@@ -111,7 +111,7 @@ TEST_CASE("snapshot: a sequence goes on from any position as if it had never sto
 TEST_CASE("snapshot: blocks that went through host memory are the same, bit for bit, in other blocks") {
   const auto ids = random_ids(n_all, 15);
   on_ranks(1, [&](backend& be, int) {
-    for (const auto [with_draft, form] : forms) {
+    for (const auto& [with_draft, form] : forms) {
       CAPTURE(with_draft);
       stepper whole(be, with_draft, 0, form), parts(be, with_draft, 0, form);
       const auto logits = whole.step(0, own, ids, 0, n_all, 40);
