@@ -5,6 +5,7 @@
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_load.h"
 #include "gpu/cuda_ops.h"
+#include "gpu/cuda_owned.cuh"
 #include "gpu/moe_cuda.h"
 #include "gpu/plain_gemm.h"
 #include "gpu/row_sampler.h"
@@ -19,46 +20,10 @@ namespace {
 constexpr int64_t n_lane_counters = 1 << 18;
 constexpr int64_t side_scratch_bytes = 64 << 20; // side work is of few rows
 
-class cuda_graph final : public graph {
-public:
-  cudaGraphExec_t ready = nullptr;
-  ~cuda_graph() override {
-    if (ready != nullptr) cudaGraphExecDestroy(ready);
-  }
-};
-
 // Rows [first, first + n) of f32 rows of `width`, whatever the shape says.
 tensor rows_of(tensor t, int64_t first, int64_t n, int64_t width) {
   return tensor(t.f32() + first * width, dtype::f32, {n, width});
 }
-
-class own_event {
-public:
-  explicit own_event(unsigned flags) { cuda_check(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreate"); }
-  ~own_event() { cudaEventDestroy(event_); }
-  own_event(const own_event&) = delete;
-  own_event& operator=(const own_event&) = delete;
-  cudaEvent_t get() const { return event_; }
-
-private:
-  cudaEvent_t event_ = nullptr;
-};
-
-// A stream that ends after everything that uses it.
-class own_stream {
-public:
-  explicit own_stream(int32_t device) {
-    cuda_check(cudaSetDevice(device), "cudaSetDevice");
-    cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-  }
-  ~own_stream() { cudaStreamDestroy(stream_); }
-  own_stream(const own_stream&) = delete;
-  own_stream& operator=(const own_stream&) = delete;
-  cuda_stream get() const { return stream_; }
-
-private:
-  cudaStream_t stream_ = nullptr;
-};
 
 class cuda_backend final : public backend {
 public:
@@ -227,10 +192,10 @@ public:
   std::unique_ptr<row_sampler> make_sampler(int64_t vocabulary, int64_t max_rows) override {
     return make_cuda_sampler(*this, vocabulary, max_rows);
   }
-  // Of few rows, whose kernels leave most of the device idle; prompts fill it without help.
+  // As a branch of a captured graph, and of few rows, whose kernels leave most of the device idle; prompts fill it.
   void beside(const std::function<void()>& work) override {
     const auto is_prompt = [](const row_run& r) { return r.rows == row_class::prefill; };
-    if (is_beside_ || std::any_of(runs_.begin(), runs_.end(), is_prompt)) return work();
+    if (!is_capturing_ || is_beside_ || std::any_of(runs_.begin(), runs_.end(), is_prompt)) return work();
     is_beside_ = true;
     cuda_check(cudaEventRecord(fork_.get(), lane().on), "beside");
     cuda_check(cudaStreamWaitEvent(side_lane_.on, fork_.get(), 0), "beside");
@@ -256,13 +221,17 @@ public:
   std::unique_ptr<graph> capture(std::function<void()> work) override {
     cudaGraph_t recorded = nullptr;
     cuda_check(cudaStreamBeginCapture(lane().on, cudaStreamCaptureModeThreadLocal), "capture");
+    is_capturing_ = true;
     try {
       work();
     } catch (...) {
+      is_capturing_ = has_side_work_ = false;
       cudaStreamEndCapture(lane_.on, &recorded);
       if (recorded != nullptr) cudaGraphDestroy(recorded);
       throw;
     }
+    meet(); // a graph ends in one stream
+    is_capturing_ = false;
     cuda_check(cudaStreamEndCapture(lane_.on, &recorded), "capture");
     auto made = std::make_unique<cuda_graph>();
     const cudaError_t e = cudaGraphInstantiate(&made->ready, recorded, 0);
@@ -399,7 +368,7 @@ private:
   double replayed_us_ = 0;
   cuda_memory memory_;
   cuda_lane lane_, side_lane_; // lane_: of the calls; exchanged while side work is called
-  bool is_beside_ = false, has_side_work_ = false;
+  bool is_capturing_ = false, is_beside_ = false, has_side_work_ = false;
   std::vector<row_run> runs_;
   std::set<weight_variant> variants_;
   std::vector<float> meeting_; // host memory for collectives, reused
@@ -416,23 +385,6 @@ double replayed_us(backend& b) { return dynamic_cast<cuda_backend&>(b).replayed_
 std::vector<weight_variant> loaded_variants(backend& b) { return dynamic_cast<cuda_backend&>(b).variants(); }
 
 bool park(backend& b, const weight_variant& v) { return dynamic_cast<cuda_backend&>(b).park(v); }
-
-std::vector<cuda_device_info> list_cuda_devices(std::string& why) {
-  std::vector<cuda_device_info> devices;
-  int n = 0;
-  if (const cudaError_t e = cudaGetDeviceCount(&n); e != cudaSuccess) {
-    why = cudaGetErrorString(e);
-    cudaGetLastError();
-    return devices;
-  }
-  for (int i = 0; i < n; ++i) {
-    cudaDeviceProp p;
-    if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue; // takes no memory on a card that others use
-    devices.push_back({i, p.name, p.major, p.minor, p.multiProcessorCount, static_cast<int64_t>(p.totalGlobalMem)});
-  }
-  if (devices.empty()) why = "no device answered";
-  return devices;
-}
 
 std::unique_ptr<backend> make_cuda_backend(const cuda_backend_config& config) {
   return std::make_unique<cuda_backend>(config);

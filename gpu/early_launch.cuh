@@ -26,7 +26,8 @@ __device__ __forceinline__ void begin_in_turn() {
   let_next_kernel_start();
 }
 
-// Launches a kernel all of whose threads call wait_for_kernel_before, and checks the launch.
+// Launches a kernel all of whose threads call wait_for_kernel_before, and checks the launch. Early only in captured
+// graphs: decode is replayed from them, and what is launched one by one need not rely on it.
 template <class Kernel, class... Args>
 void launch_early(const Kernel& kernel, dim3 grid, dim3 block, int shared_bytes, cudaStream_t on, const char* what,
                   const Args&... args) {
@@ -39,7 +40,9 @@ void launch_early(const Kernel& kernel, dim3 grid, dim3 block, int shared_bytes,
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = on;
   config.attrs = &early;
-  config.numAttrs = 1;
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  cuda_check(cudaStreamIsCapturing(on, &capturing), what);
+  config.numAttrs = capturing == cudaStreamCaptureStatusActive ? 1 : 0;
   cuda_check(cudaLaunchKernelEx(&config, kernel, args...), what);
 }
 

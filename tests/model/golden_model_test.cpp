@@ -125,6 +125,7 @@ void compare_continuations(expected_file& want, backend& be, const case_folder& 
   comparison with(want, none, c, b);
   if (want.has("tail.logits_last")) {
     for (const size_t chunk : {n_prompt, size_t{7}, size_t{64}}) {
+      INFO("tail, chunk " << chunk);
       runner r(be, from, static_cast<int64_t>(ids.size()), prefill_mode::tail, tail);
       r.of().round_caches(round_caches);
       with.near("tail.logits_last", r.prefill(ids.first(n_prompt), chunk, false));
