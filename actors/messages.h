@@ -9,7 +9,6 @@
 
 #include <caf/actor_control_block.hpp>
 #include <caf/allowed_unsafe_message_type.hpp>
-#include <caf/meta/type_name.hpp>
 #include <caf/type_id.hpp>
 #include <caf/typed_actor.hpp>
 
