@@ -13,12 +13,16 @@
 #include <caf/typed_actor.hpp>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace troupe {
+
+constexpr size_t piece_bytes =
+    size_t{1} << 20; // of an image or an entry of the disk tier in one message; none is larger
 
 // Ids: distinct types, so that one cannot be passed for another.
 enum class turn_id : uint64_t {};
