@@ -107,9 +107,10 @@ std::vector<sequence_failure> read_rows(fetch_state& s, const step_placed& place
   return failures;
 }
 
-engram_fetch_actor::behavior_type behave(engram_fetch_actor::stateful_pointer<fetch_state> self,
-                                         engram_fetch_config config, std::shared_ptr<staging_buffer> records,
-                                         rank_actor next, std::shared_ptr<counters> numbers) {
+engram_fetch_actor::behavior_type engram_fetch_behavior(engram_fetch_actor::stateful_pointer<fetch_state> self,
+                                                        engram_fetch_config config,
+                                                        std::shared_ptr<staging_buffer> records, rank_actor next,
+                                                        std::shared_ptr<counters> numbers) {
   guard(self);
   self->state.config = std::move(config);
   self->state.records = std::move(records);
@@ -165,9 +166,10 @@ engram_fetch_actor spawn_engram_fetch(caf::actor_system& system, engram_fetch_co
                                       std::shared_ptr<staging_buffer> records, rank_actor next,
                                       std::shared_ptr<counters> numbers, bool detached) {
   if (detached)
-    return system.spawn<caf::detached>(behave, std::move(config), std::move(records), std::move(next),
+    return system.spawn<caf::detached>(engram_fetch_behavior, std::move(config), std::move(records), std::move(next),
                                        std::move(numbers));
-  return system.spawn(behave, std::move(config), std::move(records), std::move(next), std::move(numbers));
+  return system.spawn(engram_fetch_behavior, std::move(config), std::move(records), std::move(next),
+                      std::move(numbers));
 }
 
 } // namespace troupe

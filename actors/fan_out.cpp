@@ -26,10 +26,10 @@ struct fan_out_state {
   uint64_t epoch = 0;
   turn_table::outcome out; // kept for its memory
 };
-using self_pointer = fan_out_actor::stateful_pointer<fan_out_state>;
+using fan_out_pointer = fan_out_actor::stateful_pointer<fan_out_state>;
 constexpr std::string_view resume_note = "the engine was restarted, the answer goes on";
 
-void tell(self_pointer self) {
+void tell(fan_out_pointer self) {
   auto& s = self->state;
   auto& out = s.out;
   for (const auto id : out.stopped) {
@@ -52,8 +52,8 @@ void tell(self_pointer self) {
   out.ended.clear();
 }
 
-fan_out_actor::behavior_type behave(self_pointer self, std::shared_ptr<const text_side> text,
-                                    std::shared_ptr<counters> numbers) {
+fan_out_actor::behavior_type fan_out_behavior(fan_out_pointer self, std::shared_ptr<const text_side> text,
+                                              std::shared_ptr<counters> numbers) {
   guard(self);
   self->state.numbers = numbers;
   self->state.turns.emplace(std::move(text), *numbers);
@@ -132,7 +132,7 @@ fan_out_actor::behavior_type behave(self_pointer self, std::shared_ptr<const tex
 
 fan_out_actor spawn_fan_out(caf::actor_system& system, std::shared_ptr<const text_side> text,
                             std::shared_ptr<counters> numbers) {
-  return system.spawn(behave, std::move(text), std::move(numbers));
+  return system.spawn(fan_out_behavior, std::move(text), std::move(numbers));
 }
 
 } // namespace troupe

@@ -36,9 +36,9 @@ struct journal_state {
   bool is_resuming = false;
   std::shared_ptr<counters> numbers;
 };
-using self_pointer = journal_actor::stateful_pointer<journal_state>;
+using journal_pointer = journal_actor::stateful_pointer<journal_state>;
 
-void admit(self_pointer self, turn_id id) {
+void admit(journal_pointer self, turn_id id) {
   auto& s = self->state;
   auto what = s.turns.to_admit(id);
   if (!what) return;
@@ -49,14 +49,14 @@ void admit(self_pointer self, turn_id id) {
 }
 
 // Of a resume: at once, or when the ranks have its images.
-void bring_back(self_pointer self, turn_id id) {
+void bring_back(journal_pointer self, turn_id id) {
   auto& s = self->state;
   if (!s.turns.has_images(id) || s.turns.images_at(id) == s.at_ranks) return admit(self, id);
   s.without_images.insert(id);
   self->send(s.askers.at(id), images_wanted{id, s.at_ranks});
 }
 
-void admit_suspect(self_pointer self) {
+void admit_suspect(journal_pointer self) {
   auto& s = self->state;
   if (s.is_waiting) return;
   while (s.suspect == turn_id{} || !s.turns.is_suspect(s.suspect)) {
@@ -68,7 +68,7 @@ void admit_suspect(self_pointer self) {
   }
 }
 
-void end_resume(self_pointer self) {
+void end_resume(journal_pointer self) {
   auto& s = self->state;
   admit_suspect(self);
   if (!s.is_resuming || !s.without_images.empty() || !s.suspects.empty()) return;
@@ -77,13 +77,13 @@ void end_resume(self_pointer self) {
 }
 
 // A resume does not wait for this turn.
-void leave_out(self_pointer self, turn_id id) {
+void leave_out(journal_pointer self, turn_id id) {
   self->state.without_images.erase(id);
   self->state.suspects.erase(id);
   end_resume(self);
 }
 
-void begin(self_pointer self, turn_begin& b) {
+void begin(journal_pointer self, turn_begin& b) {
   auto& s = self->state;
   const auto id = b.admit.turn;
   b.admit.epoch = s.epoch;
@@ -110,7 +110,7 @@ void begin(self_pointer self, turn_begin& b) {
   caf::send_as(asker, s.scheduler, std::move(b.admit));
 }
 
-void take_images(self_pointer self, const images_sent& sent) {
+void take_images(journal_pointer self, const images_sent& sent) {
   auto& s = self->state;
   if (sent.ranks != s.at_ranks || s.turns.images_at(sent.turn) == sent.ranks)
     return; // they went to ranks that are gone
@@ -123,12 +123,12 @@ void take_images(self_pointer self, const images_sent& sent) {
 
 // Twice: the first frees its place in the next step, the second finds the turn if the first has overtaken its
 // admission.
-void withdraw(self_pointer self, turn_id id) {
+void withdraw(journal_pointer self, turn_id id) {
   self->send<caf::message_priority::high>(self->state.scheduler, client_gone{id});
   self->send(self->state.scheduler, client_gone{id});
 }
 
-void cancel(self_pointer self, turn_id id) {
+void cancel(journal_pointer self, turn_id id) {
   auto& s = self->state;
   s.turns.cancel(id);
   withdraw(self, id);
@@ -136,7 +136,7 @@ void cancel(self_pointer self, turn_id id) {
   leave_out(self, id);
 }
 
-void fail(self_pointer self, const turn_failed& f) {
+void fail(journal_pointer self, const turn_failed& f) {
   auto& s = self->state;
   s.turns.fail(f.turn, f.why);
   withdraw(self, f.turn);
@@ -144,7 +144,7 @@ void fail(self_pointer self, const turn_failed& f) {
   leave_out(self, f.turn);
 }
 
-void rewire(self_pointer self, const wiring& w) {
+void rewire(journal_pointer self, const wiring& w) {
   auto& s = self->state;
   const auto fan_out = caf::actor_cast<fan_out_actor>(w.fan_out);
   s.is_new_fan_out = s.is_new_fan_out || fan_out != s.fan_out;
@@ -168,7 +168,7 @@ void rewire(self_pointer self, const wiring& w) {
   s.suspect = turn_id{};
 }
 
-void resume(self_pointer self, uint64_t epoch) {
+void resume(journal_pointer self, uint64_t epoch) {
   auto& s = self->state;
   if (epoch != s.epoch || !s.is_waiting) return; // a later wiring is on its way
   s.is_waiting = false;
@@ -191,7 +191,7 @@ void resume(self_pointer self, uint64_t epoch) {
 }
 
 // A request that ended in order left nothing behind; one that died without a word did.
-void lose_asker(self_pointer self, const caf::down_msg& down) {
+void lose_asker(journal_pointer self, const caf::down_msg& down) {
   auto& s = self->state;
   const auto found = s.turn_of.find(down.source.id());
   if (found == s.turn_of.end()) return;
@@ -203,7 +203,7 @@ void lose_asker(self_pointer self, const caf::down_msg& down) {
   leave_out(self, id);
 }
 
-journal_actor::behavior_type behave(self_pointer self, std::shared_ptr<counters> numbers) {
+journal_actor::behavior_type journal_behavior(journal_pointer self, std::shared_ptr<counters> numbers) {
   guard(self);
   self->state.numbers = std::move(numbers);
   self->set_down_handler([=](const caf::down_msg& down) { lose_asker(self, down); });
@@ -231,7 +231,7 @@ journal_actor::behavior_type behave(self_pointer self, std::shared_ptr<counters>
 } // namespace
 
 journal_actor spawn_journal(caf::actor_system& system, std::shared_ptr<counters> numbers) {
-  return system.spawn(behave, std::move(numbers));
+  return system.spawn(journal_behavior, std::move(numbers));
 }
 
 } // namespace troupe

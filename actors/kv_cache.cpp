@@ -31,7 +31,7 @@ struct kv_state {
   uint64_t epoch = 0, last_step = 0, cache = 0;
   step_placed newest; // in case an engram_fetch dies with it
 };
-using self_pointer = kv_cache_actor::stateful_pointer<kv_state>;
+using kv_cache_pointer = kv_cache_actor::stateful_pointer<kv_state>;
 
 void show(kv_state& s) {
   auto& n = *s.numbers;
@@ -46,7 +46,7 @@ void show(kv_state& s) {
 }
 
 // Pins on disk are known to it, so that a restart knows them.
-void tell_pins(self_pointer self) {
+void tell_pins(kv_cache_pointer self) {
   auto& s = self->state;
   if (s.disks.empty() || !s.is_listed) return;
   auto pins = s.ledger->index().pins();
@@ -59,7 +59,7 @@ void tell_pins(self_pointer self) {
   s.told_pins = std::move(pins);
 }
 
-void place(self_pointer self, step_plan&& plan) {
+void place(kv_cache_pointer self, step_plan&& plan) {
   auto& s = self->state;
   auto& ledger = *s.ledger;
   const int64_t asked = ledger.n_asked(), found = ledger.n_found(), memory = ledger.n_found_in_memory(),
@@ -73,7 +73,7 @@ void place(self_pointer self, step_plan&& plan) {
   for (const auto& n : s.next) self->send(n, s.newest);
 }
 
-void take_results(self_pointer self, const tier_done& done) {
+void take_results(kv_cache_pointer self, const tier_done& done) {
   auto& s = self->state;
   if (done.cache != s.cache) return;
   for (const auto& r : done.results) {
@@ -92,7 +92,7 @@ void take_results(self_pointer self, const tier_done& done) {
   place(self, std::move(plan));
 }
 
-void take_list(self_pointer self, tier_listed& part) {
+void take_list(kv_cache_pointer self, tier_listed& part) {
   auto& s = self->state;
   if (part.cache != s.cache) return;
   auto found = s.census->take(std::move(part));
@@ -107,7 +107,7 @@ void take_list(self_pointer self, tier_listed& part) {
   show(s);
 }
 
-void begin_cache(self_pointer self, const wiring& w, const kv_cache_config& config) {
+void begin_cache(kv_cache_pointer self, const wiring& w, const kv_cache_config& config) {
   auto& s = self->state;
   s.cache = w.cache;
   s.ledger.emplace(config);
@@ -121,7 +121,7 @@ void begin_cache(self_pointer self, const wiring& w, const kv_cache_config& conf
   }
 }
 
-void rewire(self_pointer self, const wiring& w, const kv_cache_config& config) {
+void rewire(kv_cache_pointer self, const wiring& w, const kv_cache_config& config) {
   auto& s = self->state;
   const auto before = std::exchange(s.next, {});
   for (const auto& e : w.engram_fetches) s.next.push_back(caf::actor_cast<engram_fetch_actor>(e));
@@ -146,7 +146,7 @@ void rewire(self_pointer self, const wiring& w, const kv_cache_config& config) {
   for (const auto& n : s.next) self->send(n, w);
 }
 
-pin_answer pin(self_pointer self, const pin_prefix& what) {
+pin_answer pin(kv_cache_pointer self, const pin_prefix& what) {
   auto& s = self->state;
   pin_answer out;
   if (auto refused = s.ledger->pin(what.name, {what.prompt, what.images, what.cache_salt})) {
@@ -159,7 +159,8 @@ pin_answer pin(self_pointer self, const pin_prefix& what) {
   return out;
 }
 
-kv_cache_actor::behavior_type behave(self_pointer self, kv_cache_config c, std::shared_ptr<counters> numbers) {
+kv_cache_actor::behavior_type kv_cache_behavior(kv_cache_pointer self, kv_cache_config c,
+                                                std::shared_ptr<counters> numbers) {
   guard(self);
   numbers->blocks = c.n_blocks;
   self->state.numbers = std::move(numbers);
@@ -206,7 +207,7 @@ kv_cache_actor::behavior_type behave(self_pointer self, kv_cache_config c, std::
 
 kv_cache_actor spawn_kv_cache(caf::actor_system& system, const kv_cache_config& config,
                               std::shared_ptr<counters> numbers) {
-  return system.spawn(behave, config, std::move(numbers));
+  return system.spawn(kv_cache_behavior, config, std::move(numbers));
 }
 
 } // namespace troupe

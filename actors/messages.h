@@ -9,17 +9,20 @@
 
 #include <caf/actor_control_block.hpp>
 #include <caf/allowed_unsafe_message_type.hpp>
-#include <caf/meta/type_name.hpp>
 #include <caf/type_id.hpp>
 #include <caf/typed_actor.hpp>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace troupe {
+
+constexpr size_t piece_bytes =
+    size_t{1} << 20; // of an image or an entry of the disk tier in one message; none is larger
 
 // Ids: distinct types, so that one cannot be passed for another.
 enum class turn_id : uint64_t {};

@@ -45,16 +45,16 @@ step_result answer(null_text& text, const step_placed& placed) {
 
 using paced_rank = rank_actor::extend<caf::reacts_to<due_atom>>; // due_atom: from itself
 
-using self_pointer = paced_rank::stateful_pointer<null_state>;
+using null_rank_pointer = paced_rank::stateful_pointer<null_state>;
 
-void say(self_pointer self, step_result&& result) {
+void say(null_rank_pointer self, step_result&& result) {
   auto& s = self->state;
   s.text->sent(self->clock().now());
   self->send(s.scheduler, std::move(result));
 }
 
 // Now or when it is due.
-void pace(self_pointer self, step_result&& result, double per_s) {
+void pace(null_rank_pointer self, step_result&& result, double per_s) {
   auto& s = self->state;
   const auto now = self->clock().now();
   const auto gap = std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(1 / per_s));
@@ -69,8 +69,8 @@ void pace(self_pointer self, step_result&& result, double per_s) {
   self->delayed_send(self, wait, due_atom_v);
 }
 
-paced_rank::behavior_type behave(self_pointer self, null_rank_config config, std::shared_ptr<counters> numbers,
-                                 bool detached) {
+paced_rank::behavior_type null_rank_behavior(null_rank_pointer self, null_rank_config config,
+                                             std::shared_ptr<counters> numbers, bool detached) {
   guard(self);
   self->state.text.emplace(config.text, config.stamps);
   self->state.may_sleep = detached;
@@ -111,8 +111,8 @@ paced_rank::behavior_type behave(self_pointer self, null_rank_config config, std
 
 rank_actor spawn_null_rank(caf::actor_system& system, null_rank_config config, std::shared_ptr<counters> numbers,
                            bool detached) {
-  if (detached) return system.spawn<caf::detached>(behave, std::move(config), std::move(numbers), true);
-  return system.spawn(behave, std::move(config), std::move(numbers), false);
+  if (detached) return system.spawn<caf::detached>(null_rank_behavior, std::move(config), std::move(numbers), true);
+  return system.spawn(null_rank_behavior, std::move(config), std::move(numbers), false);
 }
 
 } // namespace troupe

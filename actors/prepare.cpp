@@ -43,7 +43,7 @@ struct desk_state {
   std::unordered_map<prepare_ticket, work> works;   // Invariant: those of the queue and those the crew is at
   int64_t n_turns = 0, n_questions = 0, n_long = 0; // of `works`; n_long: those the crew is at
 };
-using self_pointer = prepare_actor::stateful_pointer<desk_state>;
+using prepare_pointer = prepare_actor::stateful_pointer<desk_state>;
 
 prepare_actor::behavior_type prepare(prepare_actor::stateful_pointer<prepare_state> self,
                                      std::shared_ptr<const prompt_builder> builder) {
@@ -66,7 +66,7 @@ prepare_actor::behavior_type prepare(prepare_actor::stateful_pointer<prepare_sta
 
 api_error broken_prepare() { return {500, "InternalServerError", "The prompt could not be prepared.", {}, 0}; }
 
-void hire(self_pointer self, bool detached) {
+void hire(prepare_pointer self, bool detached) {
   auto& s = self->state;
   auto actor = detached ? self->spawn<caf::detached + caf::linked>(prepare, s.builder)
                         : self->spawn<caf::linked>(prepare, s.builder);
@@ -74,7 +74,7 @@ void hire(self_pointer self, bool detached) {
 }
 
 // Takes the work out of the books.
-desk_state::work close(self_pointer self, prepare_ticket ticket) {
+desk_state::work close(prepare_pointer self, prepare_ticket ticket) {
   auto& s = self->state;
   const auto found = s.works.find(ticket);
   TROUPE_CHECK(found != s.works.end(), "what waits or is worked on is in the books");
@@ -97,10 +97,10 @@ void refuse(desk_state::work work, api_error why) {
   }
 }
 
-void hand_out(self_pointer self);
+void hand_out(prepare_pointer self);
 
 // `who` is done with it or dead.
-desk_state::work come_back(self_pointer self, const caf::actor_addr& who) {
+desk_state::work come_back(prepare_pointer self, const caf::actor_addr& who) {
   auto& s = self->state;
   const auto member =
       std::find_if(s.crew.begin(), s.crew.end(), [&](const auto& m) { return m.actor.address() == who; });
@@ -111,7 +111,7 @@ desk_state::work come_back(self_pointer self, const caf::actor_addr& who) {
 }
 
 template <class answer_type, class promise_type, class question>
-void ask(self_pointer self, const prepare_actor& who, question&& what) {
+void ask(prepare_pointer self, const prepare_actor& who, question&& what) {
   self->request(who, caf::infinite, std::forward<question>(what))
       .then(
           [=, address = who.address()](answer_type& a) {
@@ -123,7 +123,7 @@ void ask(self_pointer self, const prepare_actor& who, question&& what) {
 
 // The idle get what is next. With more than one of a crew, not all of it is at long work: a short question never waits
 // for a long one to end.
-void hand_out(self_pointer self) {
+void hand_out(prepare_pointer self) {
   auto& s = self->state;
   for (auto& m : s.crew) {
     if (m.at) continue;
@@ -139,7 +139,7 @@ void hand_out(self_pointer self) {
   }
 }
 
-void take(self_pointer self, turn_id turn, int64_t n_bytes, desk_state::work work) {
+void take(prepare_pointer self, turn_id turn, int64_t n_bytes, desk_state::work work) {
   auto& s = self->state;
   const auto* asked = std::get_if<turn_prepare>(&work.what);
   const bool is_turn = asked != nullptr;
@@ -160,7 +160,7 @@ void take(self_pointer self, turn_id turn, int64_t n_bytes, desk_state::work wor
   hand_out(self);
 }
 
-prepare_actor::behavior_type desk(self_pointer self, std::shared_ptr<const prompt_builder> builder,
+prepare_actor::behavior_type desk(prepare_pointer self, std::shared_ptr<const prompt_builder> builder,
                                   const prepare_config& config, int32_t n_threads, bool detached) {
   guard(self);
   auto& s = self->state;

@@ -33,11 +33,9 @@ struct running_rank {
   tier_disk_actor disk;                                        // may be none
   std::unordered_map<entry_id, std::vector<std::byte>> coming; // from it, pieces so far
 };
-using self_pointer = rank_actor::stateful_pointer<running_rank>;
+using rank_pointer = rank_actor::stateful_pointer<running_rank>;
 
-constexpr size_t piece_bytes = size_t{1} << 20; // of one message
-
-void send_entry(self_pointer self, const tier_write& what, const std::optional<std::vector<std::byte>>& payload) {
+void send_entry(rank_pointer self, const tier_write& what, const std::optional<std::vector<std::byte>>& payload) {
   const auto bytes = payload ? std::span<const std::byte>(*payload) : std::span<const std::byte>{};
   tier_save out{self->state.cache, what, payload.has_value(), static_cast<int64_t>(bytes.size()), 0, {}};
   for (size_t at = 0; at == 0 || at < bytes.size(); at += piece_bytes) {
@@ -49,7 +47,7 @@ void send_entry(self_pointer self, const tier_write& what, const std::optional<s
   }
 }
 
-void send_orders(self_pointer self, const step_placed& placed) {
+void send_orders(rank_pointer self, const step_placed& placed) {
   if (!self->state.disk || (placed.reads.empty() && placed.removes.empty())) return;
   tier_orders out{self->state.cache, placed.reads, {}};
   for (const auto id : placed.removes) out.removes.push_back(static_cast<uint64_t>(id));
@@ -88,7 +86,7 @@ void agree(running_rank& s, const rank_config& config, const step_plan& plan, st
           {plan.rows[at % n].id, "rank " + std::to_string(at / n) + " lacks what this request's rows need", 503});
 }
 
-step_result run_step(self_pointer self, const rank_config& config, const staging_buffer& records, step_ready& ready) {
+step_result run_step(rank_pointer self, const rank_config& config, const staging_buffer& records, step_ready& ready) {
   auto& s = self->state;
   rank_state::write_order write;
   if (s.disk) write = [self](const auto& what, const auto& payload) { send_entry(self, what, payload); };
@@ -111,8 +109,9 @@ step_result run_step(self_pointer self, const rank_config& config, const staging
   return result;
 }
 
-rank_actor::behavior_type behave(self_pointer self, rank_config config, std::shared_ptr<const staging_buffer> records,
-                                 std::shared_ptr<counters> numbers) {
+rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
+                                        std::shared_ptr<const staging_buffer> records,
+                                        std::shared_ptr<counters> numbers) {
   guard(self);
   self->state.sequences.emplace(sampler_state::vocabulary_rules{config.suppressed, config.eos},
                                 config.rank == 0 || config.drafts, [self] { return self->clock().now(); });
@@ -167,8 +166,9 @@ rank_actor::behavior_type behave(self_pointer self, rank_config config, std::sha
 
 rank_actor spawn_rank(caf::actor_system& system, rank_config config, std::shared_ptr<const staging_buffer> records,
                       std::shared_ptr<counters> numbers, bool detached) {
-  if (detached) return system.spawn<caf::detached>(behave, std::move(config), std::move(records), std::move(numbers));
-  return system.spawn(behave, std::move(config), std::move(records), std::move(numbers));
+  if (detached)
+    return system.spawn<caf::detached>(rank_behavior, std::move(config), std::move(records), std::move(numbers));
+  return system.spawn(rank_behavior, std::move(config), std::move(records), std::move(numbers));
 }
 
 } // namespace troupe

@@ -15,8 +15,7 @@ namespace troupe {
 namespace {
 
 using clock = std::chrono::steady_clock;
-constexpr size_t piece_bytes = size_t{1} << 20; // no message is larger (design section 2)
-constexpr uint64_t max_choices = 1 << 16;       // of a turn: a sequence's id is its turn's and its index
+constexpr uint64_t max_choices = 1 << 16; // of a turn: a sequence's id is its turn's and its index
 
 using timed_request = request_actor::extend<caf::reacts_to<due_atom>>; // due_atom: the deadline, from itself
 
@@ -39,7 +38,7 @@ struct request_state {
   int64_t asked_tokens = 0; // max_tokens as the client set it; 0: not set
   int32_t asked_choices = 1;
 };
-using self_pointer = timed_request::stateful_pointer<request_state>;
+using request_pointer = timed_request::stateful_pointer<request_state>;
 
 double ms(int64_t us) { return static_cast<double>(us) / 1e3; }
 double seconds(int64_t us) { return static_cast<double>(us) / 1e6; }
@@ -57,20 +56,20 @@ void count_end(counters& numbers, std::string_view cause) {
 }
 
 // The turn ended before it ran.
-void end_early(self_pointer self, const std::string& cause) {
+void end_early(request_pointer self, const std::string& cause) {
   auto& s = self->state;
   spdlog::info("request {}: {} prompt tokens, never ran, total {:.1f} ms; {}", s.id, s.n_prompt,
                ms(us(self->clock().now() - s.born)), cause);
   self->quit();
 }
 
-void refuse(self_pointer self, const api_error& why) {
+void refuse(request_pointer self, const api_error& why) {
   ++self->state.numbers->ended_refused;
   self->state.sink->fail(why);
   end_early(self, "refused " + std::to_string(why.status) + ": " + why.message);
 }
 
-void end(self_pointer self, const turn_ended& e) {
+void end(request_pointer self, const turn_ended& e) {
   auto& s = self->state;
   auto& n = *s.numbers;
   const int64_t total = us(self->clock().now() - s.born);
@@ -94,7 +93,7 @@ void end(self_pointer self, const turn_ended& e) {
   self->quit();
 }
 
-void send_images(self_pointer self, std::vector<planned_image> images, uint64_t ranks) {
+void send_images(request_pointer self, std::vector<planned_image> images, uint64_t ranks) {
   auto& s = self->state;
   for (size_t i = 0; i < images.size() && !s.image_owners.empty(); ++i) {
     const auto& image = images[i];
@@ -109,17 +108,17 @@ void send_images(self_pointer self, std::vector<planned_image> images, uint64_t 
   self->send(s.journal, images_sent{s.turn, ranks});
 }
 
-void refuse(self_pointer self, const api_error& why);
+void refuse(request_pointer self, const api_error& why);
 
 // The ranks are new, or the turn is: pixels are kept until they were sent once, after that they are made again.
-void give_images(self_pointer self, const images_wanted& w) {
+void give_images(request_pointer self, const images_wanted& w) {
   auto& s = self->state;
   if (!s.images.empty()) return send_images(self, std::exchange(s.images, {}), w.ranks);
   s.wanted_ranks = w.ranks;
   self->send(s.prepare, turn_prepare{s.source, true});
 }
 
-void give_again(self_pointer self, turn_prepared& p) {
+void give_again(request_pointer self, turn_prepared& p) {
   auto& s = self->state;
   if (s.wanted_ranks == 0) return;
   if (p.failure.status != 0) {
@@ -148,7 +147,7 @@ turn_open to_open(const turn_prepared& p, turn_id turn, std::shared_ptr<turn_sin
 }
 
 // Opens the turn at fan_out before the scheduler can know of it, so that no token finds it closed.
-void start(self_pointer self, turn_prepared& p) {
+void start(request_pointer self, turn_prepared& p) {
   auto& s = self->state;
   if (s.at != request_state::stage::preparing) return give_again(self, p);
   if (p.failure.status != 0) return refuse(self, p.failure);
@@ -191,15 +190,15 @@ void start(self_pointer self, turn_prepared& p) {
   self->send(s.journal, turn_begin{std::move(open), std::move(admit)});
 }
 
-void pass_deadline(self_pointer self) {
+void pass_deadline(request_pointer self) {
   auto& s = self->state;
   const api_error late{408, "RequestTimeoutError", "The request took longer than this server allows.", {}, 0};
   if (s.at == request_state::stage::preparing) return refuse(self, late);
   self->send(s.journal, turn_failed{s.turn, late});
 }
 
-timed_request::behavior_type behave(self_pointer self, front parts, chat_request request,
-                                    std::shared_ptr<turn_sink> sink) {
+timed_request::behavior_type request_behavior(request_pointer self, front parts, chat_request request,
+                                              std::shared_ptr<turn_sink> sink) {
   guard(self);
   self->set_default_handler(caf::drop); // an answer may cross the end
   auto& s = self->state;
@@ -246,7 +245,7 @@ timed_request::behavior_type behave(self_pointer self, front parts, chat_request
 
 request_actor spawn_request(caf::actor_system& system, const front& parts, chat_request request,
                             std::shared_ptr<turn_sink> sink) {
-  return system.spawn(behave, parts, std::move(request), std::move(sink));
+  return system.spawn(request_behavior, parts, std::move(request), std::move(sink));
 }
 
 } // namespace troupe

@@ -41,13 +41,13 @@ struct scheduler_state {
   bool has_timer = false; // Invariant: exactly while one is on its way to ourselves
 };
 using timed_scheduler = scheduler_actor::extend<caf::reacts_to<due_atom>>; // due_atom: look at who waits, from itself
-using self_pointer = timed_scheduler::stateful_pointer<scheduler_state>;
+using scheduler_pointer = timed_scheduler::stateful_pointer<scheduler_state>;
 
 int64_t microseconds(caf::actor_clock::time_point t) {
   return std::chrono::duration_cast<std::chrono::microseconds>(t.time_since_epoch()).count();
 }
 
-void show_gauges(self_pointer self) {
+void show_gauges(scheduler_pointer self) {
   auto& s = self->state;
   s.numbers->running = s.policy.n_running();
   s.numbers->waiting = s.policy.n_waiting();
@@ -57,13 +57,13 @@ void show_gauges(self_pointer self) {
 }
 
 // Opens what starts.
-void open_started(self_pointer self, const step_plan& plan) {
+void open_started(scheduler_pointer self, const step_plan& plan) {
   auto& s = self->state;
   for (const auto& started : plan.started)
     if (s.unopened.erase(started.turn) > 0) self->send(s.fan_out, turn_queued{started.turn});
 }
 
-void look_at_waiting(self_pointer self) {
+void look_at_waiting(scheduler_pointer self) {
   auto& s = self->state;
   const auto never_ran = [&](turn_id id) { return s.unopened.count(id) > 0; };
   for (auto& [id, why] : s.policy.expire(self->clock().now(), never_ran)) {
@@ -76,7 +76,7 @@ void look_at_waiting(self_pointer self) {
   self->delayed_send(self, look_time, due_atom_v);
 }
 
-void pump(self_pointer self) {
+void pump(scheduler_pointer self) {
   auto& s = self->state;
   const auto now = self->clock().now();
   if (s.next && !s.in_flight && (s.policy.has_step(now) || s.ends_resume)) {
@@ -100,13 +100,13 @@ void pump(self_pointer self) {
     for (auto& promise : std::exchange(s.drains, {})) promise.deliver(true);
 }
 
-void hand_on(self_pointer self, std::vector<accepted_tokens>&& sequences) {
+void hand_on(scheduler_pointer self, std::vector<accepted_tokens>&& sequences) {
   if (sequences.empty()) return;
   auto& s = self->state;
   self->send(s.fan_out, tokens_accepted{s.epoch, s.step, std::move(sequences)});
 }
 
-void admit(self_pointer self, turn_admit& turn) {
+void admit(scheduler_pointer self, turn_admit& turn) {
   auto& s = self->state;
   const auto id = turn.turn;
   if (turn.epoch != s.epoch) { // it comes again, from a journal that knows of this epoch
@@ -145,7 +145,7 @@ void admit(self_pointer self, turn_admit& turn) {
 
 // An urgent client_gone overtakes what was sent before it: the results of steps, as it should, and perhaps the turn's
 // own admission. Until the one in order has come, that admission may.
-void lose_client(self_pointer self, turn_id id, bool is_urgent) {
+void lose_client(scheduler_pointer self, turn_id id, bool is_urgent) {
   auto& s = self->state;
   if (is_urgent)
     s.gone.insert(id);
@@ -165,7 +165,7 @@ void count_drafts(counters& n, const step_result& result) {
   }
 }
 
-void take_result(self_pointer self, step_result& result) {
+void take_result(scheduler_pointer self, step_result& result) {
   auto& s = self->state;
   if (result.epoch != s.epoch) {
     ++s.numbers->dropped_messages;
@@ -186,7 +186,7 @@ void take_result(self_pointer self, step_result& result) {
   pump(self);
 }
 
-caf::result<bool> drain(self_pointer self, const drain_begin& d) {
+caf::result<bool> drain(scheduler_pointer self, const drain_begin& d) {
   auto& s = self->state;
   s.policy.refuse_new();
   auto promise = self->make_response_promise<bool>();
@@ -203,7 +203,7 @@ caf::result<bool> drain(self_pointer self, const drain_begin& d) {
   return promise;
 }
 
-scheduler_status status(self_pointer self) {
+scheduler_status status(scheduler_pointer self) {
   const auto& s = self->state;
   scheduler_status out;
   out.n_running = s.policy.n_running();
@@ -220,7 +220,7 @@ scheduler_status status(self_pointer self) {
 }
 
 // Nothing of an older epoch counts: what was in flight is admitted again by the journal.
-void rewire(self_pointer self, const wiring& w) {
+void rewire(scheduler_pointer self, const wiring& w) {
   auto& s = self->state;
   s.next = caf::actor_cast<kv_cache_actor>(w.kv_cache);
   s.fan_out = caf::actor_cast<fan_out_actor>(w.fan_out);
@@ -236,7 +236,8 @@ void rewire(self_pointer self, const wiring& w) {
   s.numbers->step_sent_us = 0;
 }
 
-timed_scheduler::behavior_type behave(self_pointer self, batch_limits limits, std::shared_ptr<counters> numbers) {
+timed_scheduler::behavior_type scheduler_behavior(scheduler_pointer self, batch_limits limits,
+                                                  std::shared_ptr<counters> numbers) {
   guard(self);
   auto& s = self->state;
   s.limits = limits;
@@ -285,7 +286,7 @@ timed_scheduler::behavior_type behave(self_pointer self, batch_limits limits, st
 
 scheduler_actor spawn_scheduler(caf::actor_system& system, const batch_limits& limits,
                                 std::shared_ptr<counters> numbers) {
-  return system.spawn(behave, limits, std::move(numbers));
+  return system.spawn(scheduler_behavior, limits, std::move(numbers));
 }
 
 } // namespace troupe

@@ -42,21 +42,21 @@ struct supervisor_state {
   };
   std::vector<drain> drains;
 };
-using self_pointer = timed_supervisor::stateful_pointer<supervisor_state>;
+using supervisor_pointer = timed_supervisor::stateful_pointer<supervisor_state>;
 using stage = supervisor_state::stage;
 
-template <class handle> void watch(self_pointer self, const handle& who, std::string name) {
+template <class handle> void watch(supervisor_pointer self, const handle& who, std::string name) {
   self->monitor(who);
   self->state.names[who.id()] = std::move(name);
 }
 
-void watch_group(self_pointer self) {
+void watch_group(supervisor_pointer self) {
   const auto& e = self->state.engine;
   for (const auto& r : e.ranks) watch(self, r, "rank");
   for (const auto& f : e.engram_fetches) watch(self, f, "engram_fetch");
 }
 
-void fail(self_pointer self, const std::string& why) {
+void fail(supervisor_pointer self, const std::string& why) {
   auto& s = self->state;
   s.at = stage::failed;
   s.numbers->now = phase::failed;
@@ -71,7 +71,7 @@ void fail(self_pointer self, const std::string& why) {
 
 // The scheduler first, then fan_out, so that what it was sent has reached the sinks. One that dies meanwhile does not
 // answer, and its successor is asked again.
-void send_drain(self_pointer self, const drain_begin& d) {
+void send_drain(supervisor_pointer self, const drain_begin& d) {
   const auto ignore = [](const caf::error&) {};
   self->request(self->state.engine.scheduler, caf::infinite, d)
       .then(
@@ -86,9 +86,11 @@ void send_drain(self_pointer self, const drain_begin& d) {
           ignore);
 }
 
-void set_phase(self_pointer self, phase from, phase to) { self->state.numbers->now.compare_exchange_strong(from, to); }
+void set_phase(supervisor_pointer self, phase from, phase to) {
+  self->state.numbers->now.compare_exchange_strong(from, to);
+}
 
-void finish(self_pointer self) {
+void finish(supervisor_pointer self) {
   auto& s = self->state;
   const bool is_group = s.dead.count("rank") > 0;
   ++s.now.epoch;
@@ -102,9 +104,9 @@ void finish(self_pointer self) {
   spdlog::warn("engine: restarted, epoch {}", s.now.epoch);
 }
 
-void begin_restart(self_pointer self);
+void begin_restart(supervisor_pointer self);
 
-void loaded(self_pointer self, uint64_t attempt, const std::string& failure) {
+void loaded(supervisor_pointer self, uint64_t attempt, const std::string& failure) {
   auto& s = self->state;
   if (attempt != s.attempt || s.at != stage::loading) return;
   if (!failure.empty()) s.load_failure = failure;
@@ -115,7 +117,7 @@ void loaded(self_pointer self, uint64_t attempt, const std::string& failure) {
   begin_restart(self);
 }
 
-template <class handle> void load(self_pointer self, const handle& who) {
+template <class handle> void load(supervisor_pointer self, const handle& who) {
   auto& s = self->state;
   ++s.n_loading;
   self->request(who, caf::infinite, load_atom_v)
@@ -124,7 +126,7 @@ template <class handle> void load(self_pointer self, const handle& who) {
 }
 
 // All ranks are gone, or none was to go.
-void spawn_dead(self_pointer self) {
+void spawn_dead(supervisor_pointer self) {
   auto& s = self->state;
   auto& e = s.engine;
   auto& system = self->system();
@@ -158,7 +160,7 @@ void spawn_dead(self_pointer self) {
   for (const auto& f : e.engram_fetches) load(self, f);
 }
 
-void end_group(self_pointer self) {
+void end_group(supervisor_pointer self) {
   auto& s = self->state;
   if (!s.dead.count("rank")) return spawn_dead(self);
   s.at = stage::ending;
@@ -174,7 +176,7 @@ void end_group(self_pointer self) {
   self->delayed_send(self, end_deadline, end_atom_v);
 }
 
-void begin_restart(self_pointer self) {
+void begin_restart(supervisor_pointer self) {
   auto& s = self->state;
   const auto pause = s.restarts.next(self->clock().now());
   if (!pause) {
@@ -191,7 +193,7 @@ void begin_restart(self_pointer self) {
 }
 
 // One reader of tables: the ring goes on, and the step that it had is read again.
-void replace_fetch(self_pointer self, caf::actor_id id) {
+void replace_fetch(supervisor_pointer self, caf::actor_id id) {
   auto& s = self->state;
   auto& e = s.engine;
   for (size_t r = 0; r < e.engram_fetches.size(); ++r) {
@@ -202,7 +204,7 @@ void replace_fetch(self_pointer self, caf::actor_id id) {
   }
 }
 
-void take_down(self_pointer self, const caf::down_msg& down) {
+void take_down(supervisor_pointer self, const caf::down_msg& down) {
   auto& s = self->state;
   const auto found = s.names.find(down.source.id());
   if (found == s.names.end()) return;
@@ -231,7 +233,7 @@ void take_down(self_pointer self, const caf::down_msg& down) {
   if (s.at == stage::running || s.at == stage::loading) begin_restart(self);
 }
 
-void stop(self_pointer self) {
+void stop(supervisor_pointer self) {
   auto& s = self->state;
   s.at = stage::stopping;
   for (auto& d : s.drains) d.answer.deliver(false);
@@ -240,9 +242,10 @@ void stop(self_pointer self) {
   if (s.names.empty()) self->quit(caf::exit_reason::user_shutdown);
 }
 
-timed_supervisor::behavior_type behave(self_pointer self, ring_config config, ring engine,
-                                       std::shared_ptr<const text_side> text, std::shared_ptr<counters> numbers,
-                                       std::function<void(const std::string&)> failed) {
+timed_supervisor::behavior_type supervisor_behavior(supervisor_pointer self, ring_config config, ring engine,
+                                                    std::shared_ptr<const text_side> text,
+                                                    std::shared_ptr<counters> numbers,
+                                                    std::function<void(const std::string&)> failed) {
   guard(self);
   auto& s = self->state;
   s.config = std::move(config);
@@ -287,7 +290,7 @@ timed_supervisor::behavior_type behave(self_pointer self, ring_config config, ri
 supervisor_actor spawn_supervisor(caf::actor_system& system, ring_config config, ring engine,
                                   std::shared_ptr<const text_side> text, std::shared_ptr<counters> numbers,
                                   std::function<void(const std::string& why)> failed) {
-  return system.spawn(behave, std::move(config), std::move(engine), std::move(text), std::move(numbers),
+  return system.spawn(supervisor_behavior, std::move(config), std::move(engine), std::move(text), std::move(numbers),
                       std::move(failed));
 }
 

@@ -18,7 +18,6 @@ namespace troupe {
 
 namespace {
 
-constexpr size_t piece_bytes = size_t{1} << 20;
 constexpr size_t listed_at_once = 1000; // entries of one message: about half a MiB
 constexpr size_t results_at_once = 16;  // kv_cache may hold a step until it hears something
 
@@ -32,9 +31,9 @@ struct disk_state {
   std::unordered_map<entry_id, std::vector<std::byte>> coming; // pieces so far
   tier_done done;
 };
-using self_pointer = tier_disk_actor::stateful_pointer<disk_state>;
+using tier_disk_pointer = tier_disk_actor::stateful_pointer<disk_state>;
 
-void tell(self_pointer self) {
+void tell(tier_disk_pointer self) {
   auto& s = self->state;
   if (s.done.results.empty()) return;
   s.done.cache = s.cache;
@@ -57,7 +56,7 @@ std::vector<tier_pin> read_pins(tier_files& files) {
   return out;
 }
 
-void list(self_pointer self) {
+void list(tier_disk_pointer self) {
   auto& s = self->state;
   tier_listed out{s.cache, {}, false, s.is_open, {}};
   for (auto& e : s.files->scan()) {
@@ -72,7 +71,7 @@ void list(self_pointer self) {
   self->send(s.kv_cache, std::move(out));
 }
 
-void begin(self_pointer self, const tier_disk_config& config, const tier_wiring& w) {
+void begin(tier_disk_pointer self, const tier_disk_config& config, const tier_wiring& w) {
   auto& s = self->state;
   s.cache = w.cache;
   s.rank = caf::actor_cast<rank_actor>(w.rank);
@@ -89,7 +88,7 @@ void begin(self_pointer self, const tier_disk_config& config, const tier_wiring&
   list(self);
 }
 
-void write(self_pointer self, const tier_write& what, std::span<const std::byte> payload, counters& numbers) {
+void write(tier_disk_pointer self, const tier_write& what, std::span<const std::byte> payload, counters& numbers) {
   auto& s = self->state;
   tier_entry e;
   e.id = static_cast<uint64_t>(what.entry);
@@ -112,7 +111,7 @@ void write(self_pointer self, const tier_write& what, std::span<const std::byte>
   s.done.results.push_back({what.entry, true, !why});
 }
 
-void take(self_pointer self, const tier_save& piece, counters& numbers) {
+void take(tier_disk_pointer self, const tier_save& piece, counters& numbers) {
   auto& s = self->state;
   const auto entry = piece.what.entry;
   if (!piece.is_there || !s.is_open) {
@@ -129,7 +128,7 @@ void take(self_pointer self, const tier_save& piece, counters& numbers) {
   tell(self);
 }
 
-void read(self_pointer self, const tier_read& where, std::vector<std::byte>& payload, counters& numbers) {
+void read(tier_disk_pointer self, const tier_read& where, std::vector<std::byte>& payload, counters& numbers) {
   auto& s = self->state;
   std::optional<tier_error> why;
   if (s.is_open) why = s.files->read(static_cast<uint64_t>(where.entry), payload);
@@ -152,7 +151,8 @@ void read(self_pointer self, const tier_read& where, std::vector<std::byte>& pay
   s.done.results.push_back({where.entry, false, is_there});
 }
 
-tier_disk_actor::behavior_type behave(self_pointer self, tier_disk_config config, std::shared_ptr<counters> numbers) {
+tier_disk_actor::behavior_type tier_disk_behavior(tier_disk_pointer self, tier_disk_config config,
+                                                  std::shared_ptr<counters> numbers) {
   guard(self);
   return {
       [=](const tier_wiring& w) { begin(self, config, w); },
@@ -181,8 +181,8 @@ tier_disk_actor::behavior_type behave(self_pointer self, tier_disk_config config
 
 tier_disk_actor spawn_tier_disk(caf::actor_system& system, tier_disk_config config, std::shared_ptr<counters> numbers,
                                 bool detached) {
-  if (detached) return system.spawn<caf::detached>(behave, std::move(config), std::move(numbers));
-  return system.spawn(behave, std::move(config), std::move(numbers));
+  if (detached) return system.spawn<caf::detached>(tier_disk_behavior, std::move(config), std::move(numbers));
+  return system.spawn(tier_disk_behavior, std::move(config), std::move(numbers));
 }
 
 } // namespace troupe

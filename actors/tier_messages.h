@@ -3,8 +3,6 @@
 
 #include "actors/messages.h"
 
-#include <caf/meta/type_name.hpp>
-
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -93,41 +91,20 @@ struct pin_list {
   std::vector<pinned_prefix> prefixes; // by name
 };
 
-#define TROUPE_FIELDS(type, ...)                                                                                       \
-  template <class inspector> typename inspector::result_type inspect(inspector& f, type& x) {                          \
-    return f(caf::meta::type_name("troupe::" #type), __VA_ARGS__);                                                     \
-  }
-TROUPE_FIELDS(tier_save, x.cache, x.what, x.is_there, x.size_bytes, x.offset, x.bytes)
-TROUPE_FIELDS(tier_orders, x.cache, x.reads, x.removes)
-TROUPE_FIELDS(tier_arrived, x.cache, x.where, x.size_bytes, x.offset, x.bytes)
-TROUPE_FIELDS(tier_result, x.entry, x.is_write, x.is_done)
-TROUPE_FIELDS(tier_done, x.cache, x.results)
-TROUPE_FIELDS(tier_stored, x.entry, x.parent, x.is_snapshot, x.n_tokens, x.floor, x.salt, x.symbols)
-TROUPE_FIELDS(tier_pin, x.name, x.entry)
-TROUPE_FIELDS(tier_listed, x.cache, x.entries, x.is_last, x.is_open, x.pins)
-TROUPE_FIELDS(tier_pins, x.cache, x.pins)
-TROUPE_FIELDS(pin_prefix, x.name, x.prompt, x.images, x.cache_salt)
-TROUPE_FIELDS(pin_answer, x.n_tokens, x.refused)
-TROUPE_FIELDS(unpin_prefix, x.name)
-TROUPE_FIELDS(pinned_prefix, x.name, x.n_tokens, x.n_blocks, x.is_on_disk)
-TROUPE_FIELDS(pin_list, x.prefixes)
-TROUPE_FIELDS(tier_wiring, x.cache, x.rank, x.kv_cache)
-#undef TROUPE_FIELDS
+// Their fields are in wire.cpp. In the order of their type ids: a new one comes last.
+// clang-format off
+#define TROUPE_TIER_MESSAGES(X)                                                                                        \
+  X(tier_save) X(tier_orders) X(tier_arrived) X(tier_done) X(tier_listed) X(tier_wiring) X(tier_pins) X(pin_prefix)    \
+  X(pin_answer) X(unpin_prefix) X(pin_list)
+// clang-format on
+TROUPE_TIER_MESSAGES(TROUPE_CROSSES)
 
 } // namespace troupe
 
 CAF_BEGIN_TYPE_ID_BLOCK(troupe_tiers, caf::id_block::troupe_ring::end + 100)
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::tier_save))
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::tier_orders))
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::tier_arrived))
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::tier_done))
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::tier_listed))
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::tier_wiring))
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::tier_pins))
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::pin_prefix))
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::pin_answer))
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::unpin_prefix))
-CAF_ADD_TYPE_ID(troupe_tiers, (troupe::pin_list))
+#define TROUPE_NUMBERED(type) CAF_ADD_TYPE_ID(troupe_tiers, (troupe::type))
+TROUPE_TIER_MESSAGES(TROUPE_NUMBERED)
+#undef TROUPE_NUMBERED
 CAF_ADD_ATOM(troupe_tiers, troupe, pins_atom, "pins")
 CAF_ADD_ATOM(troupe_tiers, troupe, flush_atom, "flush")
 CAF_END_TYPE_ID_BLOCK(troupe_tiers)

@@ -12,9 +12,9 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do targets+=("$1"); shift; done
 mkdir -p "$folder"
 free_mb=$(df -Pm "$folder" | awk 'NR == 2 {print $4}')
 [ "$free_mb" -ge 2048 ] || { echo "build: $folder has ${free_mb} MB free, a build needs 2048 MB" >&2; exit 1; }
-# A socket or actor source takes up to 1.2 GB to compile.
+# Sources of actors or sockets, compiled together, take up to 1.4 GB.
 jobs=$(nproc)
-memory_jobs=$(awk '/MemAvailable/ {print int($2 / 1200000)}' /proc/meminfo)
+memory_jobs=$(awk '/MemAvailable/ {print int($2 / 1400000)}' /proc/meminfo)
 [ "$memory_jobs" -ge "$jobs" ] || jobs=$(( memory_jobs > 0 ? memory_jobs : 1 ))
 command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || echo "build: no nvcc here: building for the CPU only"
 echo "build: $folder (${targets[*]}), $jobs jobs"

@@ -10,7 +10,7 @@ struct status_row {
   int status;
   std::string_view phrase, type, openai_type;
 };
-constexpr status_row rows[] = {
+constexpr status_row status_rows[] = {
     {200, "OK", "", ""},
     {204, "No Content", "", ""},
     {400, "Bad Request", "BadRequestError", "invalid_request_error"},
@@ -31,7 +31,7 @@ constexpr status_row rows[] = {
 
 const status_row& row_of(int status) {
   static constexpr status_row unknown{0, "Unknown", "Error", "server_error"};
-  for (const auto& r : rows)
+  for (const auto& r : status_rows)
     if (r.status == status) return r;
   return unknown;
 }

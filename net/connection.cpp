@@ -36,7 +36,7 @@ void forget(self_ptr self, const caf::down_msg& down) {
   if (s.closing && s.turns.empty()) self->quit();
 }
 
-connection_actor::behavior_type behave(self_ptr self, std::shared_ptr<const engine_port> port) {
+connection_actor::behavior_type connection_behavior(self_ptr self, std::shared_ptr<const engine_port> port) {
   self->set_down_handler([self](caf::down_msg& down) { forget(self, down); });
   self->set_default_handler(caf::drop);
   return {
@@ -77,7 +77,7 @@ connection_actor::behavior_type behave(self_ptr self, std::shared_ptr<const engi
 } // namespace
 
 connection_actor spawn_connection(caf::actor_system& system, std::shared_ptr<const engine_port> port) {
-  return system.spawn(behave, std::move(port));
+  return system.spawn(connection_behavior, std::move(port));
 }
 
 } // namespace troupe

@@ -37,7 +37,7 @@ turn_admit turn(uint64_t id, int64_t n_prompt, int64_t max_tokens, int n = 1, in
 }
 
 // Answers a plan as a model would: token 7 for each sampled row.
-step_result answer(const step_plan& plan, int32_t token = 7) {
+step_result answer_to(const step_plan& plan, int32_t token = 7) {
   step_result r;
   for (const auto& row : plan.rows) {
     auto& s = r.results.emplace_back();
@@ -61,7 +61,7 @@ TEST_CASE("batch_policy: decoding sequences come first, then chunks of several p
   CHECK_FALSE(p.admit(turn(1, 3, 9), instant{}));
   auto plan = p.plan(instant{});
   std::vector<accepted_tokens> out;
-  p.accept(answer(plan), instant{}, out);
+  p.accept(answer_to(plan), instant{}, out);
   CHECK(out.size() == 1);
   CHECK_FALSE(p.admit(turn(2, 10, 9), instant{}));
   CHECK_FALSE(p.admit(turn(3, 10, 9), instant{}));
@@ -83,22 +83,22 @@ TEST_CASE("batch_policy: end token, stop ids and length end a sequence; what lie
   CHECK_FALSE(p.admit(std::move(t), instant{}));
   std::vector<accepted_tokens> out;
   SUBCASE("end token") {
-    p.accept(answer(p.plan(instant{}), 1), instant{}, out);
+    p.accept(answer_to(p.plan(instant{}), 1), instant{}, out);
     CHECK(out.at(0).end == end_cause::eos);
   }
   SUBCASE("stop id") {
-    p.accept(answer(p.plan(instant{}), 44), instant{}, out);
+    p.accept(answer_to(p.plan(instant{}), 44), instant{}, out);
     CHECK(out.at(0).end == end_cause::stop_token);
   }
   SUBCASE("length, in the middle of what a step gave") {
-    auto r = answer(p.plan(instant{}));
+    auto r = answer_to(p.plan(instant{}));
     for (int i = 0; i < 4; ++i) r.results[0].tokens.push_back({9, 0, {}});
     p.accept(std::move(r), instant{}, out);
     CHECK(out.at(0).end == end_cause::length);
     CHECK(out.at(0).tokens.size() == 3);
   }
   SUBCASE("no token where one was due") {
-    auto r = answer(p.plan(instant{}));
+    auto r = answer_to(p.plan(instant{}));
     r.results[0].tokens.clear();
     p.accept(std::move(r), instant{}, out);
     CHECK(out.at(0).end == end_cause::failed);
@@ -130,7 +130,7 @@ TEST_CASE("batch_policy: the queue keeps order within a class, and interactive g
   while (!p.is_idle()) {
     const auto plan = p.plan(instant{});
     for (const auto& s : plan.started) order.push_back(s.id);
-    p.accept(answer(plan), instant{}, out);
+    p.accept(answer_to(plan), instant{}, out);
   }
   CHECK(order == std::vector<sequence_id>{sequence_id{100}, sequence_id{300}, sequence_id{200}});
 }
@@ -140,12 +140,12 @@ TEST_CASE("batch_policy: a paused stream keeps its place and gets no rows") {
   CHECK_FALSE(p.admit(turn(1, 2, 5), instant{}));
   CHECK_FALSE(p.admit(turn(2, 2, 5), instant{}));
   std::vector<accepted_tokens> out;
-  p.accept(answer(p.plan(instant{})), instant{}, out);
+  p.accept(answer_to(p.plan(instant{})), instant{}, out);
   p.set_paused(turn_id{1}, true);
   auto plan = p.plan(instant{});
   REQUIRE(plan.rows.size() == 1);
   CHECK(plan.rows[0].id == sequence_id{200});
-  p.accept(answer(plan), instant{}, out);
+  p.accept(answer_to(plan), instant{}, out);
   p.cancel(turn_id{2});
   p.plan(instant{});
   CHECK_FALSE(p.has_step(instant{}));
@@ -193,7 +193,7 @@ TEST_CASE("batch_policy: random arrivals, results, cancels and pauses keep every
       if (pick(0, 3) == 0 && next_turn > 1)
         p.cancel(turn_id{static_cast<uint64_t>(pick(1, static_cast<int64_t>(next_turn)))});
       out.clear();
-      p.accept(answer(plan, pick(0, 9) == 0 ? 1 : 7), now, out);
+      p.accept(answer_to(plan, pick(0, 9) == 0 ? 1 : 7), now, out);
       for (const auto& a : out)
         if (a.end != end_cause::none) CHECK(++ends[a.id] == 1);
     };

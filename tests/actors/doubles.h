@@ -220,4 +220,6 @@ public:
   int n_opens = 0, n_pushes = 0, n_failures = 0;
 };
 
+inline std::shared_ptr<recording_sink> sink() { return std::make_shared<recording_sink>(); }
+
 } // namespace troupe

@@ -6,12 +6,6 @@
 
 using namespace troupe;
 
-namespace {
-
-std::shared_ptr<recording_sink> sink() { return std::make_shared<recording_sink>(); }
-
-} // namespace
-
 TEST_CASE("ring: a table read that fails once is tried again") {
   world w;
   scripted_ring r(w);

@@ -11,8 +11,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-std::shared_ptr<recording_sink> sink() { return std::make_shared<recording_sink>(); }
-
 batch_limits waiting_limits(int32_t max_wait_s) {
   auto l = scripted_ring::small_limits();
   l.max_running = 1;

@@ -12,8 +12,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-std::shared_ptr<recording_sink> sink() { return std::make_shared<recording_sink>(); }
-
 const std::vector<std::string> kinds{"scheduler", "kv_cache", "fan_out", "engram_fetch", "rank"};
 
 caf::strong_actor_ptr find(const wiring& w, const std::string& kind) {

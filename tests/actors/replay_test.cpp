@@ -18,7 +18,7 @@ namespace {
 
 const std::string answer = " some words that go on for a while STOP and on, and then a few more of them";
 
-struct client {
+struct replayed {
   chat_request request;
   request_actor actor;
   std::shared_ptr<recording_sink> sink = std::make_shared<recording_sink>();
@@ -111,12 +111,12 @@ private:
     c.request.priority = static_cast<int32_t>(below(3)) * 5;
     c.actor = r_.start(c.request, c.sink);
   }
-  void leave(client& c) {
+  void leave(replayed& c) {
     c.has_left = true;
     caf::anon_send(c.actor, client_gone{c.request.turn});
   }
-  static void stall(client& c) { c.sink->next_state = turn_sink::state::full; }
-  void wake(client& c) {
+  static void stall(replayed& c) { c.sink->next_state = turn_sink::state::full; }
+  void wake(replayed& c) {
     c.sink->next_state = turn_sink::state::ok;
     caf::anon_send(r_.engine.journal, stream_resumed{c.request.turn});
   }
@@ -131,7 +131,7 @@ private:
 
   bool all_ended() const {
     return std::all_of(clients_.begin(), clients_.end(),
-                       [](const client& c) { return c.sink->has_ended() || c.has_left; });
+                       [](const replayed& c) { return c.sink->has_ended() || c.has_left; });
   }
   bool is_over() const { return clients_.size() == n_clients_ && n_kills_ == 0 && all_ended(); }
 
@@ -169,7 +169,7 @@ private:
   std::optional<test::temp_folder> folder_; // of the disk tier
   world w_;
   scripted_ring r_;
-  std::vector<client> clients_;
+  std::vector<replayed> clients_;
   size_t n_clients_ = 0;
   uint64_t n_kills_ = 0, n_faults_ = 0;
 };

@@ -8,12 +8,6 @@
 
 using namespace troupe;
 
-namespace {
-
-std::shared_ptr<recording_sink> sink() { return std::make_shared<recording_sink>(); }
-
-} // namespace
-
 TEST_CASE("ring: one request passes every stage, one message a step") {
   world w;
   scripted_ring r(w);

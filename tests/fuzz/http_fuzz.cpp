@@ -22,7 +22,7 @@ namespace {
 
 using namespace troupe;
 
-void require(bool good) {
+void require_http(bool good) {
   if (!good) std::abort();
 }
 
@@ -45,9 +45,9 @@ service& shared_service(bool with_keys) {
 
 void check_reply(const http_reply& reply, const answer_head& head) {
   const auto text = reply_head(reply, head);
-  require(text.starts_with("HTTP/1.1 ") && text.ends_with("\r\n\r\n"));
-  require(text.find("\r\n\r\n") == text.size() - 4); // no header injection
-  require(reply.status == 200 || reply.status == 204 || reply.status >= 400);
+  require_http(text.starts_with("HTTP/1.1 ") && text.ends_with("\r\n\r\n"));
+  require_http(text.find("\r\n\r\n") == text.size() - 4); // no header injection
+  require_http(reply.status == 200 || reply.status == 204 || reply.status >= 400);
 }
 
 void answer_one(service& s, request_parser& parser, bool guarded) {
@@ -59,8 +59,8 @@ void answer_one(service& s, request_parser& parser, bool guarded) {
   const route to = find_route(head.target, true);
   if (auto reply = s.answer_head(to, head)) return check_reply(*reply, answer);
   if (guarded && !to.is_open)
-    require(head.authorization.find("secret") != std::string_view::npos ||
-            head.authorization.find("other") != std::string_view::npos);
+    require_http(head.authorization.find("secret") != std::string_view::npos ||
+                 head.authorization.find("other") != std::string_view::npos);
   const auto out = s.answer(to, head, parser.get().body(), answer.request_id);
   if (out.what == service::outcome::kind::reply) check_reply(out.reply, answer);
 }

@@ -1,5 +1,6 @@
 // Memory, copies, tables and graphs of the host backend.
 #include "gpu/backend.h"
+#include "tests/says.h"
 
 #include <doctest/doctest.h>
 
@@ -16,8 +17,6 @@ std::string refusal(const std::function<void()>& work) {
   } catch (const std::system_error& e) { return e.what(); }
   return "accepted";
 }
-
-bool says(const std::string& message, const std::string& part) { return message.find(part) != std::string::npos; }
 
 stored_matrix stored(std::vector<float>& w, int64_t out, int64_t in) {
   stored_matrix m;

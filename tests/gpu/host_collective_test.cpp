@@ -1,6 +1,7 @@
 // Collectives between threads: fixed order of sums, deadline, abort, contributions that do not fit.
 #include "gpu/backend.h"
 #include "gpu/collective.h"
+#include "tests/says.h"
 
 #include <doctest/doctest.h>
 
@@ -30,8 +31,6 @@ std::vector<std::string> run_ranks(int n, std::chrono::milliseconds deadline,
   for (auto& t : threads) t.join();
   return errors;
 }
-
-bool says(const std::string& message, const std::string& part) { return message.find(part) != std::string::npos; }
 
 TEST_CASE("host_collective: a sum runs in rank order and has the same bits on every rank") {
   for (int n : {1, 2, 3}) {

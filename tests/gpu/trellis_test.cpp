@@ -3,6 +3,7 @@
 #include "gpu/dequantise.h"
 #include "gpu/formats.h"
 #include "gpu/trellis.h"
+#include "tests/says.h"
 
 #include <doctest/doctest.h>
 
@@ -34,8 +35,6 @@ std::string refusal(const stored_matrix& m) {
   } catch (const std::runtime_error& e) { return e.what(); }
   return "accepted";
 }
-
-bool says(const std::string& message, const std::string& part) { return message.find(part) != std::string::npos; }
 
 TEST_CASE("trellis: a matrix of whole blocks is accepted at every integer rate, and at half rates with mul1 only") {
   for (int64_t n_words : {16, 32, 48, 64, 80, 96, 112, 128, 24, 40, 56}) {

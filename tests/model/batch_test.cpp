@@ -6,11 +6,6 @@ using namespace golden;
 
 namespace {
 
-const case_folder& tiny_b() {
-  static const case_folder c(find_case("tiny-b"), "native");
-  return c;
-}
-
 // Part of a sequence that runs in a step.
 struct piece {
   int32_t slot;
@@ -63,12 +58,6 @@ private:
   engram_tables tables_;
   std::unique_ptr<model_v41> model_;
 };
-
-std::vector<int32_t> random_ids(size_t n, uint32_t seed) {
-  std::vector<int32_t> ids(n);
-  for (int32_t& id : ids) id = static_cast<int32_t>((seed = seed * 1664525U + 1013904223U) >> 8) % 384;
-  return ids;
-}
 
 } // namespace
 

@@ -41,9 +41,9 @@ std::string param_of(const chat_input& in) {
 } // namespace
 
 TEST_CASE("chat: the constants are those of the golden file") {
-  golden::document doc("constants.json");
+  golden_chat::document doc("constants.json");
   const auto same = [&](const char* key, std::string_view value) {
-    CHECK_MESSAGE(golden::text(doc.root[key]) == value, key);
+    CHECK_MESSAGE(golden_chat::text(doc.root[key]) == value, key);
   };
   same("bos", bos), same("eos", eos), same("system", chat_text::system), same("user", user);
   same("assistant", assistant), same("latest_reminder", latest_reminder), same("think_start", think_start);
@@ -57,7 +57,7 @@ TEST_CASE("chat: the constants are those of the golden file") {
   same("invoke_open", s(invoke_open) + "{name}" + s(invoke_opened));
   same("parameter", s(parameter_open) + "{key}" + s(parameter_is_string) + "{true|false}" + s(parameter_opened) +
                         "{value}" + s(parameter_close));
-  for (const auto& [name, token] : tasks) CHECK(golden::text(doc.root["tasks"][name]) == token);
+  for (const auto& [name, token] : tasks) CHECK(golden_chat::text(doc.root["tasks"][name]) == token);
   for (const auto& e : effort_official)
     CHECK(doc.root["effort_tables"]["official"][e.name].get_int64().value() == e.effort);
   for (const auto& e : effort_vllm0909)
@@ -65,8 +65,8 @@ TEST_CASE("chat: the constants are those of the golden file") {
 }
 
 TEST_CASE("chat: markers and suppressed ids of the released tokenizer are the golden ones") {
-  golden::document doc("constants.json");
-  const marker_ids m = find_markers(*golden::real_tokenizer());
+  golden_chat::document doc("constants.json");
+  const marker_ids m = find_markers(*golden_chat::real_tokenizer());
   const auto id = [&](const char* key) { return doc.root["ids"][key].get_int64().value(); };
   CHECK(m.bos == id("bos"));
   CHECK(m.eos == id("eos"));
@@ -79,9 +79,9 @@ TEST_CASE("chat: markers and suppressed ids of the released tokenizer are the go
   CHECK(m.dsml == id("dsml"));
   CHECK(m.image == id("image"));
   CHECK(m.latest_reminder == id("latest_reminder"));
-  std::vector<int32_t> suppressed = golden::ids(doc.root["suppressed_when_sampling"]["also"]);
-  for (const auto range : golden::list(doc.root["suppressed_when_sampling"]["ranges"])) {
-    const auto ends = golden::ids(range);
+  std::vector<int32_t> suppressed = golden_chat::ids(doc.root["suppressed_when_sampling"]["also"]);
+  for (const auto range : golden_chat::list(doc.root["suppressed_when_sampling"]["ranges"])) {
+    const auto ends = golden_chat::ids(range);
     for (int32_t i = ends[0]; i <= ends[1]; ++i) suppressed.push_back(i);
   }
   std::sort(suppressed.begin(), suppressed.end());
@@ -89,12 +89,12 @@ TEST_CASE("chat: markers and suppressed ids of the released tokenizer are the go
 }
 
 TEST_CASE("chat: self-checks pass for both tokenizers and name what is wrong") {
-  for (const auto& tok : {golden::real_tokenizer(), golden::tiny_tokenizer()})
+  for (const auto& tok : {golden_chat::real_tokenizer(), golden_chat::tiny_tokenizer()})
     self_check(*tok, find_markers(*tok), tok->size());
-  const auto& tiny = *golden::tiny_tokenizer();
+  const auto& tiny = *golden_chat::tiny_tokenizer();
   CHECK_THROWS_WITH(self_check(tiny, find_markers(tiny), 2047),
                     "tokenizer self-check: 2048 tokens, but the embedding has only 2047 rows");
-  std::string json = golden::read_file(TROUPE_SOURCE_DIR "/etc/models/tiny/tokenizer.json");
+  std::string json = golden_chat::read_file(TROUPE_SOURCE_DIR "/etc/models/tiny/tokenizer.json");
   const size_t at = json.find("<\uFF5Ctitle\uFF5C>");
   REQUIRE(at != json.npos);
   json[at + 4] = 'T';
@@ -214,7 +214,7 @@ TEST_CASE("chat: what cannot be rendered names its parameter") {
 }
 
 TEST_CASE("chat: a conversation built from parsed answers keeps every earlier prompt and answer as its prefix") {
-  const auto& tok = golden::real_tokenizer();
+  const auto& tok = golden_chat::real_tokenizer();
   const marker_ids markers = find_markers(*tok);
   auto in = plain({message(chat_role::user, "start")}, true);
   in.tools.push_back({"f", "{\"name\": \"f\"}", {{"q", parameter_type::string}}});
@@ -230,7 +230,7 @@ TEST_CASE("chat: a conversation built from parsed answers keeps every earlier pr
                                       : "");
     const auto generated = tok->encode(answer);
     output_parser parser(tok, markers, {.start = prompt.start, .tools_active = true, .tools = in.tools, .stop = {}});
-    golden::parsed p;
+    golden_chat::parsed p;
     std::vector<output_event> events;
     for (const int32_t id : generated) parser.push(id, events);
     parser.finish(output_parser::ending::stop, events);
@@ -244,7 +244,7 @@ TEST_CASE("chat: a conversation built from parsed answers keeps every earlier pr
       const simdjson::dom::object arguments = json.parse(c.arguments).get_object().value();
       history_call call{"id" + n, c.name, {}};
       for (const auto field : arguments)
-        call.arguments.push_back({std::string(field.key), true, golden::text(field.value)});
+        call.arguments.push_back({std::string(field.key), true, golden_chat::text(field.value)});
       reply.calls.push_back(call);
     }
     CHECK(reply.calls.size() == (calls ? 1 : 0));

@@ -108,6 +108,18 @@ struct case_folder {
   }
 };
 
+// The smallest case that has everything; several files run it.
+inline const case_folder& tiny_b() {
+  static const case_folder c(find_case("tiny-b"), "native");
+  return c;
+}
+
+inline std::vector<int32_t> random_ids(size_t n, uint32_t seed) {
+  std::vector<int32_t> ids(n);
+  for (int32_t& id : ids) id = static_cast<int32_t>((seed = seed * 1664525U + 1013904223U) >> 8) % 384;
+  return ids;
+}
+
 // What an observer saw, rows in order; a forward of rows p.. appends behind those before.
 struct captured_tensor {
   int64_t width = 0;

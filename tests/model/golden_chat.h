@@ -12,7 +12,7 @@
 #include <vector>
 #include <zlib.h>
 
-namespace troupe::golden {
+namespace troupe::golden_chat {
 
 inline std::string path(const std::string& file) { return TROUPE_SOURCE_DIR "/tests/golden/chat/" + file; }
 
@@ -70,4 +70,4 @@ inline std::vector<int32_t> ids(simdjson::dom::element e) {
   return out;
 }
 
-} // namespace troupe::golden
+} // namespace troupe::golden_chat

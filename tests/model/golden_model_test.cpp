@@ -152,8 +152,8 @@ struct golden_name {
   int64_t tail;
   size_t greedy_prompt;
 };
-const golden_name tiny_a{"tiny-a", "native", 64, 60}, tiny_b{"tiny-b", "native", 40, 30},
-    tiny_b_bf16{"tiny-b", "bf16", 40, 30};
+const golden_name tiny_a{"tiny-a", "native", 64, 60}, b_native{"tiny-b", "native", 40, 30},
+    b_bf16{"tiny-b", "bf16", 40, 30};
 
 // False, and a line, when the case is not on this machine.
 bool present(const golden_name& g) {
@@ -283,18 +283,18 @@ void run_two_ranks(const golden_name& g, const char* file, bool round_caches, bo
 } // namespace
 
 TEST_CASE("golden model: tiny-b without cache rounding agrees in everything it lists") {
-  run_whole(tiny_b, "expected_noqdq.safetensors", false, exact_bounds);
+  run_whole(b_native, "expected_noqdq.safetensors", false, exact_bounds);
 }
 TEST_CASE("golden model: the plain twins agree in the same way" * doctest::test_suite("slow")) {
-  run_whole(tiny_b, "expected_noqdq.safetensors", false, exact_bounds, true);
+  run_whole(b_native, "expected_noqdq.safetensors", false, exact_bounds, true);
 }
 TEST_CASE("golden model: tiny-b agrees in everything it lists" * doctest::test_suite("slow")) {
-  run_whole(tiny_b, "expected.safetensors", true, rounded_bounds);
+  run_whole(b_native, "expected.safetensors", true, rounded_bounds);
 }
-TEST_CASE("golden model: every layer alone agrees from golden streams") { run_isolated(tiny_b); }
+TEST_CASE("golden model: every layer alone agrees from golden streams") { run_isolated(b_native); }
 TEST_CASE("golden model: tiny-b in bf16 agrees in everything it lists" * doctest::test_suite("slow")) {
-  run_whole(tiny_b_bf16, "expected.safetensors", true, rounded_bounds);
-  run_whole(tiny_b_bf16, "expected_noqdq.safetensors", false, exact_bounds);
+  run_whole(b_bf16, "expected.safetensors", true, rounded_bounds);
+  run_whole(b_bf16, "expected_noqdq.safetensors", false, exact_bounds);
 }
 TEST_CASE("golden model: tiny-a agrees in everything it lists" * doctest::test_suite("slow")) {
   run_whole(tiny_a, "expected_noqdq.safetensors", false, exact_bounds);
@@ -302,20 +302,20 @@ TEST_CASE("golden model: tiny-a agrees in everything it lists" * doctest::test_s
 }
 TEST_CASE("golden model: chunks of any size give the same bits" * doctest::test_suite("slow")) {
   for (const int n_ranks : {1, 2}) {
-    run_chunks(tiny_b, {1, 7, 64, 100}, n_ranks);
+    run_chunks(b_native, {1, 7, 64, 100}, n_ranks);
     run_chunks(tiny_a, {1, 7, 64, 100}, n_ranks);
   }
 }
 TEST_CASE("golden model: two ranks agree" * doctest::test_suite("slow")) {
-  run_two_ranks(tiny_b, "expected_noqdq.safetensors", false, exact_bounds);
-  run_two_ranks(tiny_b, "expected.safetensors", true, rounded_two_rank_bounds);
+  run_two_ranks(b_native, "expected_noqdq.safetensors", false, exact_bounds);
+  run_two_ranks(b_native, "expected.safetensors", true, rounded_two_rank_bounds);
   run_two_ranks(tiny_a, "expected_noqdq.safetensors", false, exact_bounds);
   run_two_ranks(tiny_a, "expected.safetensors", true, rounded_two_rank_bounds);
-  run_two_ranks(tiny_b_bf16, "expected.safetensors", true, rounded_two_rank_bounds);
-  run_two_ranks(tiny_b_bf16, "expected_noqdq.safetensors", false, exact_bounds);
+  run_two_ranks(b_bf16, "expected.safetensors", true, rounded_two_rank_bounds);
+  run_two_ranks(b_bf16, "expected_noqdq.safetensors", false, exact_bounds);
 }
 TEST_CASE("golden model: released_arithmetic holds nothing but what is for information only") {
-  for (const golden_name& g : {tiny_a, tiny_b}) {
+  for (const golden_name& g : {tiny_a, b_native}) {
     const fs::path p = find_case(g.name);
     if (p.empty()) continue;
     const expected_file file(p / "released_arithmetic.safetensors");

@@ -6,11 +6,6 @@ using namespace golden;
 
 namespace {
 
-const case_folder& tiny_b() {
-  static const case_folder c(find_case("tiny-b"), "native");
-  return c;
-}
-
 constexpr int32_t n_slots = 4;
 
 // One model and what a scheduler feeds it: four sequences, each a prompt and then steps of any number of rows.

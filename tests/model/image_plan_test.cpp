@@ -16,7 +16,7 @@ using namespace troupe::deepseek_v41;
 
 namespace {
 
-const std::string units = TROUPE_SOURCE_DIR "/tests/golden/model/units/";
+const std::string golden_units = TROUPE_SOURCE_DIR "/tests/golden/model/units/";
 const vision_plan_config real = {
     .patch = 14, .downsample = 3, .max_tokens = 1024, .min_pixels = 544 * 544, .max_wh_ratio = {}};
 const vision_plan_config small = {
@@ -63,7 +63,7 @@ rgb_image picture(int32_t width, int32_t height) {
 
 TEST_CASE("image_plan: every released size gives the released grid") {
   simdjson::dom::parser parser;
-  simdjson::dom::element root = parser.load(units + "image_plan_real.json");
+  simdjson::dom::element root = parser.load(golden_units + "image_plan_real.json");
   int n = 0;
   for (simdjson::dom::array row : root["rows"].get_array()) {
     const auto at = [&](size_t i) { return row.at(i).get_int64().value(); };
@@ -83,7 +83,7 @@ TEST_CASE("image_plan: every released size gives the released grid") {
 }
 
 TEST_CASE("image_plan: padded pixels and patches are the golden ones") {
-  const golden_file file(units + "image_preprocess.safetensors");
+  const golden_file file(golden_units + "image_preprocess.safetensors");
   for (const std::string i : {"0", "1", "2"}) {
     CAPTURE(i);
     const rgb_image image{.width = static_cast<int32_t>(file.side(i + ".image", 1)),

@@ -25,7 +25,7 @@ rgb_image decode(const std::string& file, const image_limits& limits = {}) {
   return decode_image(bytes_of(file), limits);
 }
 
-std::string refusal(const std::string& file, const image_limits& limits = {}) {
+std::string image_refusal(const std::string& file, const image_limits& limits = {}) {
   try {
     decode(file, limits);
   } catch (const image_error& e) { return e.what(); }
@@ -190,16 +190,16 @@ TEST_CASE("image: broken EXIF counts as upright") {
 
 TEST_CASE("image: other formats and garbage are refused by what they are") {
   const std::string head = "Failed to load image: expected a PNG or JPEG, found ";
-  CHECK(refusal("") == "Failed to load image: the data is empty");
-  CHECK(refusal("RIFF\x10\0\0\0WEBPVP8 "s) == head + "a WebP image");
-  CHECK(refusal("GIF89a\x01\0\x01\0"s) == head + "a GIF image");
-  CHECK(refusal("BM\x46\0\0\0"s) == head + "a BMP image");
-  CHECK(refusal("II*\0\x08\0\0\0"s) == head + "a TIFF image");
-  CHECK(refusal("\0\0\0\x20"
-                "ftypavif"s) == head + "an AVIF image");
-  CHECK(refusal("<svg xmlns=''/>") == head + "markup such as SVG or HTML");
-  CHECK(refusal("\x01\x02"s) == head + "unknown data beginning 01 02");
-  CHECK(refusal("hello, world") == head + "unknown data beginning 68 65 6C 6C 6F 2C 20 77");
+  CHECK(image_refusal("") == "Failed to load image: the data is empty");
+  CHECK(image_refusal("RIFF\x10\0\0\0WEBPVP8 "s) == head + "a WebP image");
+  CHECK(image_refusal("GIF89a\x01\0\x01\0"s) == head + "a GIF image");
+  CHECK(image_refusal("BM\x46\0\0\0"s) == head + "a BMP image");
+  CHECK(image_refusal("II*\0\x08\0\0\0"s) == head + "a TIFF image");
+  CHECK(image_refusal("\0\0\0\x20"
+                      "ftypavif"s) == head + "an AVIF image");
+  CHECK(image_refusal("<svg xmlns=''/>") == head + "markup such as SVG or HTML");
+  CHECK(image_refusal("\x01\x02"s) == head + "unknown data beginning 01 02");
+  CHECK(image_refusal("hello, world") == head + "unknown data beginning 68 65 6C 6C 6F 2C 20 77");
 }
 
 TEST_CASE("image: a file cut anywhere is refused, never read past its end") {
@@ -209,11 +209,13 @@ TEST_CASE("image: a file cut anywhere is refused, never read past its end") {
   for (const std::string* file : {&png, &jpeg, &waves})
     for (size_t n = 0; n < file->size(); ++n) {
       // On the heap and exactly as long, so that a sanitizer sees a read past the end.
-      const std::string message = refusal(std::string(file->data(), n));
+      const std::string message = image_refusal(std::string(file->data(), n));
       if (!starts_with(message, "Failed to load image: ")) FAIL(n, " of ", file->size(), " bytes: ", message);
     }
-  CHECK(refusal(jpeg.substr(0, jpeg.size() / 2)) == "Failed to load image: the JPEG is damaged: the file ends early");
-  CHECK(refusal(png.substr(0, png.size() / 2)) == "Failed to load image: the PNG is damaged: the file ends early");
+  CHECK(image_refusal(jpeg.substr(0, jpeg.size() / 2)) ==
+        "Failed to load image: the JPEG is damaged: the file ends early");
+  CHECK(image_refusal(png.substr(0, png.size() / 2)) ==
+        "Failed to load image: the PNG is damaged: the file ends early");
 }
 
 TEST_CASE("image: damaged bytes are refused or read, and nothing worse") {
@@ -227,7 +229,7 @@ TEST_CASE("image: damaged bytes are refused or read, and nothing worse") {
   for (int round = 0; round < 3000; ++round) {
     std::string file = files[static_cast<size_t>(round) % files.size()];
     for (int k = 0; k < 3; ++k) file[random() % file.size()] = static_cast<char>(random());
-    n_refused += starts_with(refusal(file, {.max_pixels = 100'000}), "Failed to load image: ");
+    n_refused += starts_with(image_refusal(file, {.max_pixels = 100'000}), "Failed to load image: ");
   }
   CHECK(n_refused > 1000);
 }
@@ -244,16 +246,16 @@ TEST_CASE("image: too many pixels are refused from the header alone") {
     for (int i = 0; i < 4; ++i) png[static_cast<size_t>(29 + i)] = static_cast<char>(crc >> (24 - 8 * i));
     return png;
   };
-  CHECK(refusal(set_size(20000, 20000)) ==
+  CHECK(image_refusal(set_size(20000, 20000)) ==
         "Failed to load image: the PNG is 20000 x 20000 pixels, at most 100000000 pixels are allowed");
-  CHECK(refusal(set_size(0, 5)) == "Failed to load image: the PNG is 0 x 5 pixels");
-  CHECK(refusal(set_size(2'000'000, 1)) ==
+  CHECK(image_refusal(set_size(0, 5)) == "Failed to load image: the PNG is 0 x 5 pixels");
+  CHECK(image_refusal(set_size(2'000'000, 1)) ==
         "Failed to load image: the PNG is 2000000 x 1 pixels, a side may have at most 1000000");
-  CHECK(refusal(set_size(0xFFFFFFFF, 0xFFFFFFFF)).find("a side may have at most") != std::string::npos);
+  CHECK(image_refusal(set_size(0xFFFFFFFF, 0xFFFFFFFF)).find("a side may have at most") != std::string::npos);
   // Within the limit, but more than so few bytes can hold.
-  CHECK(refusal(set_size(9000, 9000)).find("bytes cannot hold 9000 x 9000 pixels") != std::string::npos);
+  CHECK(image_refusal(set_size(9000, 9000)).find("bytes cannot hold 9000 x 9000 pixels") != std::string::npos);
   const std::string jpeg = write_jpeg({.width = 40, .height = 24, .pixels = gradient(40, 24)});
-  CHECK(refusal(jpeg, {.max_pixels = 959}) ==
+  CHECK(image_refusal(jpeg, {.max_pixels = 959}) ==
         "Failed to load image: the JPEG is 40 x 24 pixels, at most 959 pixels are allowed");
   CHECK(decode(jpeg, {.max_pixels = 960}).width == 40);
 }
@@ -273,7 +275,8 @@ TEST_CASE("image: every file of the fuzz corpus is read or refused") {
   int n_read = 0, n_refused = 0;
   for (const auto& entry : std::filesystem::directory_iterator(TROUPE_SOURCE_DIR "/tests/fuzz/corpus/image")) {
     std::ifstream in(entry.path(), std::ios::binary);
-    const std::string message = refusal(std::string(std::istreambuf_iterator<char>(in), {}), {.max_pixels = 1 << 20});
+    const std::string message =
+        image_refusal(std::string(std::istreambuf_iterator<char>(in), {}), {.max_pixels = 1 << 20});
     CAPTURE(entry.path());
     CHECK((message == "accepted" || starts_with(message, "Failed to load image: ")));
     ++(message == "accepted" ? n_read : n_refused);

@@ -7,6 +7,7 @@
 
 #define LLVMFuzzerTestOneInput output_parser_fuzz_one_input // each target of a test program needs a name of its own
 #include "tests/fuzz/output_parser_fuzz.cpp"
+#undef LLVMFuzzerTestOneInput
 
 TEST_CASE("output_parser: every input of the fuzz corpus is handled") {
   int n = 0;

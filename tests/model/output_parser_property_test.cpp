@@ -5,7 +5,7 @@
 #include <doctest/doctest.h>
 
 using namespace troupe;
-using namespace troupe::golden;
+using namespace troupe::golden_chat;
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <doctest/doctest.h>
 
 using namespace troupe;
-using namespace troupe::golden;
+using namespace troupe::golden_chat;
 using simdjson::dom::element;
 
 namespace {
@@ -26,7 +26,7 @@ parameter_type type_named(element schema) {
 
 parser_options options_of(element c) {
   parser_options o;
-  const std::string start = golden::text(c["start"]);
+  const std::string start = golden_chat::text(c["start"]);
   o.start = start == "REASONING" ? parser_start::reasoning
             : start == "TOOLS"   ? parser_start::tools
                                  : parser_start::content;
@@ -34,7 +34,7 @@ parser_options options_of(element c) {
   if (!o.tools_active) return o;
   for (const element t : list(c["tools"])) {
     chat_tool tool;
-    tool.name = golden::text(t["function"]["name"]);
+    tool.name = golden_chat::text(t["function"]["name"]);
     simdjson::dom::object properties;
     if (!t["function"]["parameters"]["properties"].get(properties))
       for (const auto field : properties) tool.parameters.emplace_back(field.key, type_named(field.value));
@@ -72,10 +72,10 @@ parsed run_ids(const std::vector<int32_t>& ids, const parser_options& o, output_
 parsed expected_of(element c) {
   parsed p;
   const element e = c["expected"].value();
-  p.reasoning = golden::text(e["reasoning"]);
-  if (!e["content"].is_null()) p.content = golden::text(e["content"]);
+  p.reasoning = golden_chat::text(e["reasoning"]);
+  if (!e["content"].is_null()) p.content = golden_chat::text(e["content"]);
   for (const element call : list(e["tool_calls"]))
-    p.calls.push_back({golden::text(call["name"]), golden::text(call["arguments"])});
+    p.calls.push_back({golden_chat::text(call["name"]), golden_chat::text(call["arguments"])});
   return p;
 }
 
@@ -98,13 +98,13 @@ TEST_CASE("output_parser: every golden case gives its message in every grouping"
   std::mt19937 rng(11);
   int n = 0;
   for (const element c : cases(doc)) {
-    const std::string id = golden::text(c["id"]);
+    const std::string id = golden_chat::text(c["id"]);
     CAPTURE(id);
     const parser_options o = options_of(c);
     const auto ending =
-        golden::text(c["finish"]) == "length" ? output_parser::ending::length : output_parser::ending::stop;
+        golden_chat::text(c["finish"]) == "length" ? output_parser::ending::length : output_parser::ending::stop;
     const parsed want = expected_of(c);
-    const auto ids = golden::ids(c["token_ids"]);
+    const auto ids = golden_chat::ids(c["token_ids"]);
     const units whole = units_of(ids);
     const auto all = all_groupings(whole, rng, 20);
     const chunk_vocabulary v(all);
@@ -118,7 +118,7 @@ TEST_CASE("output_parser: every golden case gives its message in every grouping"
     const std::string finish = ending == output_parser::ending::length ? "length"
                                : want.calls.empty()                    ? "stop"
                                                                        : "tool_calls";
-    CHECK(finish == golden::text(c["expected"]["finish_reason"]));
+    CHECK(finish == golden_chat::text(c["expected"]["finish_reason"]));
     ++n;
   }
   MESSAGE("parse cases: " << n << " ran");
@@ -129,8 +129,8 @@ TEST_CASE("output_parser: golden streams give their events in order, one charact
   document doc("stream_cases.json");
   int n = 0;
   for (const element c : cases(doc)) {
-    CAPTURE(golden::text(c["id"]));
-    const units chars = characters(units_of(real_tokenizer()->encode(golden::text(c["text"]))));
+    CAPTURE(golden_chat::text(c["id"]));
+    const units chars = characters(units_of(real_tokenizer()->encode(golden_chat::text(c["text"]))));
     const chunk_vocabulary v({chars});
     std::vector<output_event> events;
     run(v, chars, options_of(c), output_parser::ending::stop, &events);
@@ -152,9 +152,9 @@ TEST_CASE("output_parser: golden streams give their events in order, one charact
     }
     for (const element e : list(c["events"])) {
       const auto parts = list(e);
-      std::string kind = golden::text(parts[0]) + ":";
+      std::string kind = golden_chat::text(parts[0]) + ":";
       if (parts.size() == 3) kind += std::to_string(parts[1].get_int64().value()) + ":";
-      append(want, kind, golden::text(parts.back()));
+      append(want, kind, golden_chat::text(parts.back()));
     }
     CHECK(got == want);
     ++n;
@@ -167,18 +167,18 @@ TEST_CASE("output_parser: golden stop strings cut the content in every grouping"
   std::mt19937 rng(5);
   int n = 0;
   for (const element c : cases(doc)) {
-    CAPTURE(golden::text(c["id"]));
+    CAPTURE(golden_chat::text(c["id"]));
     parser_options o;
-    for (const element s : list(c["stop"])) o.stop.push_back(golden::text(s));
-    const auto all = all_groupings({{golden::text(c["text"]), false}}, rng, 10);
+    for (const element s : list(c["stop"])) o.stop.push_back(golden_chat::text(s));
+    const auto all = all_groupings({{golden_chat::text(c["text"]), false}}, rng, 10);
     const chunk_vocabulary v(all);
     for (const bool include : {false, true})
       for (const bool raw : {false, true}) {
         o.include_stop = include, o.raw = raw;
         for (const units& list : all) {
           const parsed p = run(v, list, o, output_parser::ending::stop);
-          CHECK(p.content == golden::text(c[include ? "content_with_stop" : "content"]));
-          CHECK(p.stop.value_or("-") == (c["stop_reason"].is_null() ? "-" : golden::text(c["stop_reason"])));
+          CHECK(p.content == golden_chat::text(c[include ? "content_with_stop" : "content"]));
+          CHECK(p.stop.value_or("-") == (c["stop_reason"].is_null() ? "-" : golden_chat::text(c["stop_reason"])));
         }
       }
     ++n;

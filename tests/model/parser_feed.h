@@ -9,7 +9,7 @@
 #include <map>
 #include <random>
 
-namespace troupe::golden {
+namespace troupe::golden_chat {
 
 // A piece of model output: an added token by its content, or the text of one ordinary token.
 struct unit {
@@ -189,4 +189,4 @@ inline parsed run(const chunk_vocabulary& v, const units& list, const parser_opt
   return p;
 }
 
-} // namespace troupe::golden
+} // namespace troupe::golden_chat

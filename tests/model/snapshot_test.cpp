@@ -8,17 +8,6 @@ using namespace golden;
 
 namespace {
 
-const case_folder& tiny_b() {
-  static const case_folder c(find_case("tiny-b"), "native");
-  return c;
-}
-
-std::vector<int32_t> random_ids(size_t n, uint32_t seed) {
-  std::vector<int32_t> ids(n);
-  for (int32_t& id : ids) id = static_cast<int32_t>((seed = seed * 1664525U + 1013904223U) >> 8) % 384;
-  return ids;
-}
-
 class stepper {
 public:
   explicit stepper(backend& be, bool with_draft = true, int64_t tail_tokens = 0,
@@ -60,7 +49,7 @@ private:
   std::unique_ptr<model_v41> model_;
 };
 
-bool equal(const std::vector<float>& a, const std::vector<float>& b) {
+bool bits_equal(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
@@ -96,14 +85,14 @@ TEST_CASE("snapshot: a sequence goes on from any position as if it had never sto
           parts.of().load_slot(1, n, bytes);
           const auto rest =
               parts.step(1, other, ids, n, n_all - n, static_cast<int32_t>(n_all - n), std::min<int64_t>(n, 16));
-          CHECK(equal(rest, {logits.begin() + static_cast<std::ptrdiff_t>(n * static_cast<int64_t>(vocabulary)),
-                             logits.end()}));
+          CHECK(bits_equal(rest, {logits.begin() + static_cast<std::ptrdiff_t>(n * static_cast<int64_t>(vocabulary)),
+                                  logits.end()}));
         }
       if (!with_draft) continue;
       const draft_anchor a{.slot = 0, .position = n_all, .token = 7}, b{.slot = 1, .position = n_all, .token = 7};
       const auto want = whole.of().draft({&a, 1}), got = parts.of().draft({&b, 1});
       CHECK(want.tokens == got.tokens);
-      CHECK(equal(want.logits, got.logits)); // draft rings came along
+      CHECK(bits_equal(want.logits, got.logits)); // draft rings came along
     }
   });
 }
@@ -130,7 +119,7 @@ TEST_CASE("snapshot: blocks that went through host memory are the same, bit for 
         CHECK(again == saved[b]);
       }
       parts.of().load_slot(1, 130, window);
-      CHECK(equal(parts.step(1, other, ids, 130, n_all - 130, 40, 16), logits));
+      CHECK(bits_equal(parts.step(1, other, ids, 130, n_all - 130, 40, 16), logits));
       try {
         parts.of().load_block(0, std::span(saved[0]).first(5));
         FAIL("expected a refusal");
@@ -152,7 +141,7 @@ TEST_CASE("snapshot: in tail mode an identical prompt goes on with the same bits
         parts.step(2, own, ids, 0, n, 0);
         parts.of().save_slot(2, n, bytes);
         parts.of().load_slot(1, n, bytes);
-        CHECK(equal(parts.step(1, own, ids, n, n_all - n, 1, 16), want));
+        CHECK(bits_equal(parts.step(1, own, ids, n, n_all - n, 1, 16), want));
       }
     }
   });

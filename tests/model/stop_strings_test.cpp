@@ -10,14 +10,14 @@ using namespace troupe;
 
 namespace {
 
-struct outcome {
+struct stop_outcome {
   std::string text, stop = "-";
-  bool operator==(const outcome&) const = default;
+  bool operator==(const stop_outcome&) const = default;
 };
 
-outcome feed(const std::vector<std::string>& parts, const std::vector<std::string>& stops, bool include = false) {
+stop_outcome feed(const std::vector<std::string>& parts, const std::vector<std::string>& stops, bool include = false) {
   stop_strings matcher(stops, include);
-  outcome o;
+  stop_outcome o;
   for (const std::string& part : parts) {
     const auto step = matcher.push(part);
     o.text += step.emit;
@@ -28,7 +28,7 @@ outcome feed(const std::vector<std::string>& parts, const std::vector<std::strin
 }
 
 // The rule of chat.md 5.4, read aloud.
-outcome plain_search(const std::string& text, const std::vector<std::string>& stops) {
+stop_outcome plain_search(const std::string& text, const std::vector<std::string>& stops) {
   for (size_t end = 1; end <= text.size(); ++end) {
     const std::string* longest = nullptr;
     for (const std::string& s : stops)
@@ -41,18 +41,20 @@ outcome plain_search(const std::string& text, const std::vector<std::string>& st
 } // namespace
 
 TEST_CASE("stop_strings: golden cases at every cut into two and byte by byte") {
-  golden::document doc("stop_cases.json");
+  golden_chat::document doc("stop_cases.json");
   int n = 0;
-  for (const auto c : golden::cases(doc)) {
-    CAPTURE(golden::text(c["id"]));
-    const std::string text = golden::text(c["text"]);
+  for (const auto c : golden_chat::cases(doc)) {
+    CAPTURE(golden_chat::text(c["id"]));
+    const std::string text = golden_chat::text(c["text"]);
     std::vector<std::string> stops, bytes;
-    for (const auto s : golden::list(c["stop"])) stops.push_back(golden::text(s));
+    for (const auto s : golden_chat::list(c["stop"])) stops.push_back(golden_chat::text(s));
     for (const char b : text) bytes.emplace_back(1, b);
-    const outcome want{golden::text(c["content"]), c["stop_reason"].is_null() ? "-" : golden::text(c["stop_reason"])};
+    const stop_outcome want{golden_chat::text(c["content"]),
+                            c["stop_reason"].is_null() ? "-" : golden_chat::text(c["stop_reason"])};
     for (size_t cut = 0; cut <= text.size(); ++cut) {
       CHECK(feed({text.substr(0, cut), text.substr(cut)}, stops) == want);
-      CHECK(feed({text.substr(0, cut), text.substr(cut)}, stops, true).text == golden::text(c["content_with_stop"]));
+      CHECK(feed({text.substr(0, cut), text.substr(cut)}, stops, true).text ==
+            golden_chat::text(c["content_with_stop"]));
     }
     CHECK(feed(bytes, stops) == want);
     ++n;

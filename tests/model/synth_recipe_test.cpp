@@ -151,7 +151,7 @@ TEST_CASE("synth: layers without what they read are refused by number") {
 }
 
 TEST_CASE("synth: a config as text reads back the same") {
-  for (const config& c : {released_config(), read_config(tiny)}) {
+  for (const config& c : {released_config(), read_config(tiny_folder)}) {
     const std::string text = config_text(c, "2.9");
     const config back = parse_config(text, "config.json");
     CHECK(config_text(back, "2.9") == text);

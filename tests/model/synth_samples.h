@@ -6,7 +6,7 @@
 
 namespace synth_test {
 
-inline const std::string tiny = TROUPE_SOURCE_DIR "/etc/models/tiny";
+inline const std::string tiny_folder = TROUPE_SOURCE_DIR "/etc/models/tiny";
 
 template <class Call> std::string refusal(Call call) {
   try {

@@ -28,8 +28,8 @@ namespace {
 synth_options tiny_options(const std::filesystem::path& folder, bool is_virtual = true) {
   synth_options o;
   o.folder = folder;
-  o.like = tiny;
-  o.tokenizer = tiny + "/tokenizer.json";
+  o.like = tiny_folder;
+  o.tokenizer = tiny_folder + "/tokenizer.json";
   o.is_virtual = is_virtual;
   o.with_draft = o.with_vision = true;
   o.settings.outliers = 2;
@@ -198,7 +198,7 @@ TEST_CASE("synth: the row count of an Engram table is chosen, and the tables are
 }
 
 TEST_CASE("synth: a vocabulary beyond the tokenizer's has a text for every id, and the same ids for every text") {
-  const std::string path = tiny + "/tokenizer.json";
+  const std::string path = tiny_folder + "/tokenizer.json";
   const auto small = tokenizer::load(path), large = tokenizer::parse(filled_tokenizer(path, 5000), "filled");
   CHECK(large->size() == 5000);
   for (const char* text : {"Hello, world! 123", "<4999>", "<\xEF\xBD\x9CUser\xEF\xBD\x9C>Hi"})

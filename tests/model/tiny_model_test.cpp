@@ -15,21 +15,21 @@ using namespace troupe;
 
 namespace {
 
-const std::string folder = TROUPE_SOURCE_DIR "/etc/models/tiny";
+const std::string tiny_model = TROUPE_SOURCE_DIR "/etc/models/tiny";
 
 // One sequence at a time, greedy, as a scheduler would drive the model.
 class chat_of_one {
 public:
   chat_of_one() : be_(test::make_device(2)) {
     model_options o;
-    o.folder = folder;
+    o.folder = tiny_model;
     o.max_sequences = 2;
     o.n_blocks = n_blocks;
     o.max_rows = chunk;
     o.load_vision = false;
     o.load_draft = false;
     model_ = load_model(*be_, o, nullptr);
-    tables_ = open_tables(folder, 0, 1, o.max_sequences);
+    tables_ = open_tables(tiny_model, 0, 1, o.max_sequences);
     for (int32_t i = 0; i < n_blocks; ++i) blocks_.push_back(n_blocks - 1 - i);
   }
 
@@ -75,7 +75,7 @@ private:
 
 TEST_CASE("tiny model: a product by greedy decoding") {
   chat_of_one chat;
-  const auto words = load_text_side(folder)->words();
+  const auto words = load_text_side(tiny_model)->words();
   const std::vector<int32_t> prompt =
       words->encode("<\xEF\xBD\x9C"
                     "begin\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C><\xEF\xBD\x9C"
@@ -88,7 +88,7 @@ TEST_CASE("tiny model: a product by greedy decoding") {
 
 TEST_CASE("tiny model: every stable item of the evaluation set without images" * doctest::test_suite("slow")) {
   chat_of_one chat;
-  const auto words = load_text_side(folder)->words();
+  const auto words = load_text_side(tiny_model)->words();
   simdjson::dom::parser parser;
   int n_ran = 0, n_images = 0, n_unstable = 0;
   for (const simdjson::dom::element item :
@@ -113,7 +113,7 @@ TEST_CASE("tiny model: every stable item of the evaluation set without images" *
 }
 
 TEST_CASE("tiny model: its checkpoint is complete and nothing in it is unknown") {
-  const deepseek_v41::checkpoint_report report = deepseek_v41::verify_checkpoint(folder);
+  const deepseek_v41::checkpoint_report report = deepseek_v41::verify_checkpoint(tiny_model);
   CHECK_MESSAGE(report.problems.empty(), report.text());
   CHECK(report.unknown.empty());
   CHECK(report.n_packed == 192);
@@ -121,20 +121,20 @@ TEST_CASE("tiny model: its checkpoint is complete and nothing in it is unknown")
 }
 
 TEST_CASE("tiny model: the text side renders, encodes and parses, the plan of a cache is the model's") {
-  const auto side = load_text_side(folder);
+  const auto side = load_text_side(tiny_model);
   chat_input in;
   in.messages.emplace_back().parts.emplace_back().text = "Hi"; // a user's message
   in.thinking = false;
   CHECK(side->words()->encode(side->render(in), false, 100).size() > 4);
   CHECK(side->think_end_id() > 0);
   CHECK_FALSE(side->suppressed_ids().empty());
-  const model_info info = read_model_info(folder);
+  const model_info info = read_model_info(tiny_model);
   CHECK(info.name == "tiny");
   CHECK(info.has_vision);
   CHECK(info.has_draft);
   CHECK(info.draft_block == 5);
   CHECK(info.default_top_p == doctest::Approx(0.95));
-  const state_bytes s = plan_state(folder, host_caches);
+  const state_bytes s = plan_state(tiny_model, host_caches);
   CHECK(s.per_block == (32 + 64) * (128 + 128) * 4); // ratio 2 and ratio 1 source, latent and key
   CHECK(s.per_slot > 0);
 }

@@ -64,11 +64,12 @@ int32_t count_distinct(const std::vector<int32_t>& map) {
 } // namespace
 
 TEST_CASE("token_map: texts normalise as the golden pairs say") {
-  golden::document doc(units_dir + "normalize.json");
+  golden_chat::document doc(units_dir + "normalize.json");
   int n = 0;
-  for (const auto pair : golden::list(doc.root)) {
-    const auto parts = golden::list(pair);
-    CHECK_MESSAGE(normalise_token_text(golden::text(parts[0])) == golden::text(parts[1]), golden::text(parts[0]));
+  for (const auto pair : golden_chat::list(doc.root)) {
+    const auto parts = golden_chat::list(pair);
+    CHECK_MESSAGE(normalise_token_text(golden_chat::text(parts[0])) == golden_chat::text(parts[1]),
+                  golden_chat::text(parts[0]));
     ++n;
   }
   MESSAGE("normalisation pairs: " << n);
@@ -76,8 +77,8 @@ TEST_CASE("token_map: texts normalise as the golden pairs say") {
 }
 
 TEST_CASE("token_map: the released tokenizer has exactly the golden map") {
-  golden::document doc(units_dir + "engram_token_map_real.json");
-  const auto map = compressed_token_map(*golden::real_tokenizer());
+  golden_chat::document doc(units_dir + "engram_token_map_real.json");
+  const auto map = compressed_token_map(*golden_chat::real_tokenizer());
   CHECK(static_cast<int64_t>(map.size()) == doc.root["n_ids"].get_int64().value());
   CHECK(count_distinct(map) == doc.root["n_compressed"].get_int64().value());
   CHECK(map[2] == doc.root["pad_compressed"].get_int64().value());
@@ -88,11 +89,11 @@ TEST_CASE("token_map: the released tokenizer has exactly the golden map") {
   for (const int32_t id : map)
     for (int i = 0; i < 4; ++i) bytes += static_cast<char>(static_cast<uint32_t>(id) >> (8 * i));
   CHECK(sha256_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-  CHECK(sha256_of(bytes) == golden::text(doc.root["sha256_of_int32_le_map"]));
+  CHECK(sha256_of(bytes) == golden_chat::text(doc.root["sha256_of_int32_le_map"]));
 }
 
 TEST_CASE("token_map: the tiny model's map has the size its config says") {
-  const auto map = compressed_token_map(*golden::tiny_tokenizer());
+  const auto map = compressed_token_map(*golden_chat::tiny_tokenizer());
   CHECK(map.size() == 2048);
   CHECK(count_distinct(map) == 1702);
 }

@@ -78,14 +78,14 @@ std::string random_text(std::mt19937& rng, size_t n_parts) {
 } // namespace
 
 TEST_CASE("tokenizer: golden cases encode to their ids and decode back to their text") {
-  const auto& tok = *golden::real_tokenizer();
-  golden::document doc("tokenizer_cases.json");
+  const auto& tok = *golden_chat::real_tokenizer();
+  golden_chat::document doc("tokenizer_cases.json");
   int n = 0, n_bad = 0;
-  for (const auto c : golden::cases(doc)) {
-    const std::string text = golden::text(c["text"]);
-    const auto ids = golden::ids(c["ids"]);
+  for (const auto c : golden_chat::cases(doc)) {
+    const std::string text = golden_chat::text(c["text"]);
+    const auto ids = golden_chat::ids(c["ids"]);
     const bool ok = tok.encode(text) == ids && tok.decode(ids, false) == text;
-    CHECK_MESSAGE(ok, golden::text(c["id"]));
+    CHECK_MESSAGE(ok, golden_chat::text(c["id"]));
     ++n, n_bad += !ok;
   }
   MESSAGE("tokenizer cases: " << n << " ran, " << n_bad << " failed");
@@ -93,14 +93,14 @@ TEST_CASE("tokenizer: golden cases encode to their ids and decode back to their 
 }
 
 TEST_CASE("tokenizer: the added-token table of the golden file is what the loader finds") {
-  const auto& tok = *golden::real_tokenizer();
-  golden::document doc("added_tokens_v41.json");
+  const auto& tok = *golden_chat::real_tokenizer();
+  golden_chat::document doc("added_tokens_v41.json");
   int n = 0;
   const bool is_list = doc.root.is_array();
-  for (const auto t : golden::list(is_list ? doc.root : doc.root["added_tokens"].value())) {
+  for (const auto t : golden_chat::list(is_list ? doc.root : doc.root["added_tokens"].value())) {
     const auto id = static_cast<int32_t>(t["id"].get_int64().value());
-    CHECK(tok.bytes(id) == golden::text(t["content"]));
-    CHECK(tok.added_id(golden::text(t["content"])) == id);
+    CHECK(tok.bytes(id) == golden_chat::text(t["content"]));
+    CHECK(tok.added_id(golden_chat::text(t["content"])) == id);
     CHECK(tok.is_special(id) == t["special"].get_bool().value());
     ++n;
   }
@@ -123,14 +123,14 @@ TEST_CASE("tokenizer: the tiny model's file loads fast and finds its own marker 
 }
 
 TEST_CASE("tokenizer: special tokens are dropped from text only when asked, and only the special ones") {
-  const auto& tok = *golden::real_tokenizer();
+  const auto& tok = *golden_chat::real_tokenizer();
   const std::vector<int32_t> ids{0, 19923, 128821, 128803, 1};
   CHECK(tok.decode(ids, true) == "Hello<think><\uFF5CUser\uFF5C>");
   CHECK(tok.decode(ids, false).size() > tok.decode(ids, true).size());
 }
 
 TEST_CASE("tokenizer: ids outside the vocabulary have no bytes and never crash") {
-  const auto& tok = *golden::tiny_tokenizer();
+  const auto& tok = *golden_chat::tiny_tokenizer();
   for (const int32_t id : {-1, INT32_MIN, tok.size(), INT32_MAX}) {
     CHECK(tok.bytes(id).empty());
     CHECK(tok.raw(id).empty());
@@ -140,7 +140,7 @@ TEST_CASE("tokenizer: ids outside the vocabulary have no bytes and never crash")
 }
 
 TEST_CASE("tokenizer: raw spells tokens in the byte-level alphabet") {
-  const auto& tok = *golden::real_tokenizer();
+  const auto& tok = *golden_chat::real_tokenizer();
   CHECK(tok.raw(2058) == "\u0120world");
   CHECK(tok.bytes(2058) == " world");
   CHECK(tok.raw(201) == "\u010A");
@@ -149,7 +149,7 @@ TEST_CASE("tokenizer: raw spells tokens in the byte-level alphabet") {
 
 TEST_CASE(
     "tokenizer: markers inside content are text when specials are not parsed there, and the renderer's still count") {
-  const auto& tok = *golden::real_tokenizer();
+  const auto& tok = *golden_chat::real_tokenizer();
   rendered_prompt p;
   p.spans = {{"<\uFF5CUser\uFF5C>", true}, {"say </think> now", false}, {"<\uFF5CAssistant\uFF5C></think>", true}};
   const auto parsed = tok.encode(p, true, SIZE_MAX), plain = tok.encode(p, false, SIZE_MAX);
@@ -162,7 +162,7 @@ TEST_CASE(
 }
 
 TEST_CASE("tokenizer: encoding stops once the limit is exceeded") {
-  const auto& tok = *golden::real_tokenizer();
+  const auto& tok = *golden_chat::real_tokenizer();
   rendered_prompt p;
   std::string text;
   for (int i = 0; i < 10000; ++i) text += " word" + std::to_string(i);
@@ -181,14 +181,14 @@ TEST_CASE("tokenizer: encoding stops once the limit is exceeded") {
 }
 
 TEST_CASE("tokenizer: invalid UTF-8 is encoded as replacement characters") {
-  const auto& tok = *golden::real_tokenizer();
+  const auto& tok = *golden_chat::real_tokenizer();
   CHECK(tok.encode("a\xF0\x9F\x98"
                    "b<think>\xFF") == tok.encode("a\uFFFD"
                                                  "b<think>\uFFFD"));
 }
 
 TEST_CASE("tokenizer: a long run without spaces is not quadratic") {
-  const auto& tok = *golden::real_tokenizer();
+  const auto& tok = *golden_chat::real_tokenizer();
   std::mt19937 rng(1);
   std::string text;
   for (int i = 0; i < 1'000'000; ++i) text += static_cast<char>('a' + rng() % 26);
@@ -202,7 +202,7 @@ TEST_CASE("tokenizer: a long run without spaces is not quadratic") {
 
 TEST_CASE("tokenizer: short and long pieces merge alike") {
   // The same letters once as one long piece and once cut where the long result has a token border must agree.
-  const auto& tok = *golden::real_tokenizer();
+  const auto& tok = *golden_chat::real_tokenizer();
   std::mt19937 rng(7);
   for (int k = 0; k < 200; ++k) {
     std::string text;
@@ -217,7 +217,7 @@ TEST_CASE("tokenizer: random texts survive encode and decode" * doctest::test_su
   std::mt19937 rng(20260101);
   for (int k = 0; k < 10000; ++k) {
     const std::string text = random_text(rng, 1 + rng() % 40);
-    for (const auto& tok : {golden::real_tokenizer(), golden::tiny_tokenizer()}) {
+    for (const auto& tok : {golden_chat::real_tokenizer(), golden_chat::tiny_tokenizer()}) {
       const auto ids = tok->encode(text);
       REQUIRE(tok->decode(ids, false) == text);
       REQUIRE(tok->decode(tok->encode_plain(text), false) == text);
@@ -227,7 +227,7 @@ TEST_CASE("tokenizer: random texts survive encode and decode" * doctest::test_su
 }
 
 TEST_CASE("tokenizer: features that are not implemented are refused by name") {
-  const std::string good = golden::read_file(TROUPE_SOURCE_DIR "/etc/models/tiny/tokenizer.json");
+  const std::string good = golden_chat::read_file(TROUPE_SOURCE_DIR "/etc/models/tiny/tokenizer.json");
   REQUIRE(error_of(good) == "");
   const auto refused = [&](const std::string& from, const std::string& to, const std::string& says) {
     const std::string error = error_of(replaced(good, from, to));
@@ -262,7 +262,7 @@ TEST_CASE("tokenizer: a missing file is named") {
 }
 
 TEST_CASE("tokenizer: merges may be spelled as pairs") {
-  std::string json = golden::read_file(TROUPE_SOURCE_DIR "/etc/models/tiny/tokenizer.json");
+  std::string json = golden_chat::read_file(TROUPE_SOURCE_DIR "/etc/models/tiny/tokenizer.json");
   const std::string text = "the answer is 323, the end";
   const auto expected = tokenizer::parse(json, "x.json")->encode(text);
   json = replaced(json, "\"\u0120 t\"", "[\"\u0120\", \"t\"]");

@@ -9,25 +9,25 @@
 using namespace troupe;
 
 TEST_CASE("utf8_stream: golden cases release their text token by token") {
-  golden::document doc("utf8_stream_cases.json");
-  const tokenizer& tok = *golden::real_tokenizer();
+  golden_chat::document doc("utf8_stream_cases.json");
+  const tokenizer& tok = *golden_chat::real_tokenizer();
   int n = 0;
-  for (const auto c : golden::cases(doc)) {
-    CAPTURE(golden::text(c["id"]));
-    const auto ids = golden::ids(c["ids"]);
-    const auto bytes = golden::list(c["bytes"]), emit = golden::list(c["emit"]);
+  for (const auto c : golden_chat::cases(doc)) {
+    CAPTURE(golden_chat::text(c["id"]));
+    const auto ids = golden_chat::ids(c["ids"]);
+    const auto bytes = golden_chat::list(c["bytes"]), emit = golden_chat::list(c["emit"]);
     utf8_stream stream;
     for (size_t k = 0; k < ids.size(); ++k) {
       std::string hex;
       for (const char b : tok.bytes(ids[k]))
         for (const int shift : {4, 0}) hex += "0123456789abcdef"[static_cast<uint8_t>(b) >> shift & 15];
-      CHECK(hex == golden::text(bytes[k]));
+      CHECK(hex == golden_chat::text(bytes[k]));
       std::string out;
       if (tok.is_added(ids[k])) stream.finish(out);
       stream.push(tok.bytes(ids[k]), out);
-      CHECK(out == golden::text(emit[k]));
+      CHECK(out == golden_chat::text(emit[k]));
     }
-    CHECK(stream.finish() == golden::text(c["final"]));
+    CHECK(stream.finish() == golden_chat::text(c["final"]));
     ++n;
   }
   CHECK(n == 23);

@@ -7,6 +7,7 @@
 
 #define LLVMFuzzerTestOneInput chat_json_fuzz_one_input // each target of a test program needs a name of its own
 #include "tests/fuzz/chat_json_fuzz.cpp"
+#undef LLVMFuzzerTestOneInput
 
 TEST_CASE("chat_json: every input of the fuzz corpus is handled") {
   int n = 0;

@@ -12,7 +12,7 @@ parsed<parsed_request> completion(const std::string& fields) {
   return parse_completion_request("{" + fields + "}", *make_test_facts(), "id");
 }
 
-struct refusal_row {
+struct completion_row {
   std::string fields;
   std::string message; // a part of it
   std::string param;
@@ -32,7 +32,7 @@ TEST_CASE("openai_request: completion prompts in all four forms") {
   CHECK(completion(R"("prompt":"a","logprobs":0)").value.request.sampling.n_logprobs == 0);
   std::string prompts = "\"a\"";
   for (int i = 1; i < 65; i++) prompts += ",\"a\"";
-  const refusal_row rows[] = {
+  const completion_row rows[] = {
       {R"("n":1)", "prompt must be provided", "prompt"},
       {R"("prompt":"")", "prompt must be provided", "prompt"},
       {R"("prompt":[])", "prompt must be provided", "prompt"},

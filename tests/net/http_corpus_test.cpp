@@ -7,6 +7,7 @@
 
 #define LLVMFuzzerTestOneInput http_fuzz_one_input // each target of a test program needs a name of its own
 #include "tests/fuzz/http_fuzz.cpp"
+#undef LLVMFuzzerTestOneInput
 
 TEST_CASE("http: every input of the fuzz corpus is handled") {
   int n = 0;

@@ -21,7 +21,7 @@ std::string ask(const test::served& s, const std::string& bytes) {
   return c.response(false, 120000).body;
 }
 
-std::string chat(const std::string& messages, const std::string& more = "") {
+std::string left_chat(const std::string& messages, const std::string& more = "") {
   return http_post("/v1/chat/completions",
                    R"({"messages":[)" + messages +
                        R"(],"temperature":0,"max_tokens":24,"chat_template_kwargs":{"thinking":)"
@@ -61,7 +61,7 @@ TEST_CASE("troupe: O27, a cancelled turn does not touch the next one of its conv
   {
     const test::served s({});
     raw_client c(static_cast<uint16_t>(s.port()));
-    c.send(chat(question, R"(,"stream":true)"));
+    c.send(left_chat(question, R"(,"stream":true)"));
     REQUIRE(c.read_until([](std::string_view all) { return text_of(all).size() >= 8; }, 120000));
     partial = text_of(c.pending());
     c.close();
@@ -69,11 +69,11 @@ TEST_CASE("troupe: O27, a cancelled turn does not touch the next one of its conv
     append_json_string(quoted, partial);
     const auto next =
         question + R"(,{"role":"assistant","content":)" + quoted + R"(},{"role":"user","content":"Go on."})";
-    with_text = content(ask(s, chat(next)));
-    without = content(ask(s, chat(question)));
+    with_text = content(ask(s, left_chat(next)));
+    without = content(ask(s, left_chat(question)));
     const test::served fresh({}), another({});
-    CHECK(content(ask(fresh, chat(next))) == with_text);
-    CHECK(content(ask(another, chat(question))) == without);
+    CHECK(content(ask(fresh, left_chat(next))) == with_text);
+    CHECK(content(ask(another, left_chat(question))) == without);
   }
   CHECK(with_text.find("\"content\":") != std::string::npos);
 }

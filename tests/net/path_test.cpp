@@ -28,8 +28,8 @@ std::string post_chat(const std::string& more) {
   return http_post("/v1/chat/completions", chat_body(R"(,"temperature":0)" + more));
 }
 
-const std::string tools = R"(,"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object",)"
-                          R"("properties":{"x":{"type":"string"}}}}}])";
+const std::string path_tools = R"(,"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object",)"
+                               R"("properties":{"x":{"type":"string"}}}}}])";
 
 batch_limits limits(int64_t n_blocks, int32_t chunk = 16, int32_t max_queue = 8) {
   auto l = scripted_ring::small_limits();
@@ -106,7 +106,7 @@ TEST_CASE("path: O22, whatever a client was at when it left, no step is planned 
        }},
       {"prefill", post_ids(200, 100, true), after_steps(3)},
       {"between tokens", post_chat(R"(,"stream":true,"max_tokens":300)"), after_steps(8)},
-      {"inside a tool call", post_chat(R"(,"stream":true,"max_tokens":300)" + tools), has_read("tool_calls")},
+      {"inside a tool call", post_chat(R"(,"stream":true,"max_tokens":300)" + path_tools), has_read("tool_calls")},
       {"not streaming", post_ids(8, 100, false), after_steps(12)},
   };
   int64_t n_left = 0;

@@ -73,10 +73,10 @@ bool rude_client::step() {
 
 namespace {
 
-constexpr std::string_view tools =
+constexpr std::string_view rude_tools =
     R"(,"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"x":{"type":"string"}}}}}])";
 
-std::string chat(std::string_view more) {
+std::string rude_chat(std::string_view more) {
   return http_post("/v1/chat/completions",
                    R"({"messages":[{"role":"user","content":"hi"}],"temperature":0,"max_tokens":600)" +
                        std::string(more) + "}");
@@ -84,12 +84,12 @@ std::string chat(std::string_view more) {
 
 std::string any_request(uint64_t r) {
   switch (r % 8) {
-  case 0: return chat(R"(,"stream":true)");
-  case 1: return chat("");
-  case 2: return chat(std::string(R"(,"stream":true)") + std::string(tools));
+  case 0: return rude_chat(R"(,"stream":true)");
+  case 1: return rude_chat("");
+  case 2: return rude_chat(std::string(R"(,"stream":true)") + std::string(rude_tools));
   case 3: return post_ids(3000, 50, true); // a prefill of 47 chunks
   case 4: return post_ids(3000, 50, false);
-  case 5: return chat(R"(,"stream":true,"n":2,"chat_template_kwargs":{"thinking":false})");
+  case 5: return rude_chat(R"(,"stream":true,"n":2,"chat_template_kwargs":{"thinking":false})");
   case 6: return http_post("/tokenize", R"({"prompt":")" + std::string(200'000, 'w') + "\"}");
   default: return post_ids(10, 300, true);
   }

@@ -11,10 +11,10 @@ using troupe::test::served;
 
 namespace {
 
-const std::string long_stream =
+const std::string short_story =
     R"({"messages":[{"role":"user","content":"Tell me a story."}],"stream":true,"ignore_eos":true,"max_tokens":40})";
 
-void read_to(plain_client& c, std::string& all, const std::string& text) {
+void read_until(plain_client& c, std::string& all, const std::string& text) {
   while (all.find(text) == std::string::npos) {
     const auto piece = c.read_some();
     REQUIRE_MESSAGE(!piece.empty(), "the stream ended before '" << text << "'");
@@ -28,9 +28,9 @@ TEST_CASE("troupe: SIGUSR1 stops nothing; SIGTERM twice at once lets a stream fi
   served s({"--log-level", "off", "--backend", "null", "--null-tokens-per-s", "20"});
   ::kill(s.pid(), SIGUSR1);
   plain_client stream(s.port());
-  stream.start_post("/v1/chat/completions", long_stream);
+  stream.start_post("/v1/chat/completions", short_story);
   std::string all;
-  read_to(stream, all, "content\":\"T");
+  read_until(stream, all, "content\":\"T");
   ::kill(s.pid(), SIGUSR1);
   plain_client other(s.port());
   CHECK(other.get("/ready").status == 200);
@@ -42,7 +42,7 @@ TEST_CASE("troupe: SIGUSR1 stops nothing; SIGTERM twice at once lets a stream fi
     body = again.get("/ready").body;
   }
   ::kill(s.pid(), SIGTERM);
-  read_to(stream, all, "[DONE]");
+  read_until(stream, all, "[DONE]");
   CHECK(all.find("\"error\"") == std::string::npos);
   CHECK(s.stop(0) == 0);
 }

@@ -10,7 +10,7 @@ namespace {
 
 const std::string streaming = R"(,"stream":true)";
 
-std::string post_chat(const std::string& more) { return http_post("/v1/chat/completions", chat_body(more)); }
+std::string post_stream(const std::string& more) { return http_post("/v1/chat/completions", chat_body(more)); }
 
 } // namespace
 
@@ -20,7 +20,7 @@ TEST_CASE("session: G01, a client that leaves while its answer streams is notice
   for (int way = 0; way < 3; way++) {
     CAPTURE(way);
     raw_client c(s.port());
-    c.send(post_chat(streaming));
+    c.send(post_stream(streaming));
     auto* t = s.engine.wait_turn(static_cast<size_t>(way));
     REQUIRE(t);
     t->sink->open({});
@@ -41,7 +41,7 @@ TEST_CASE("session: G02, a client that leaves before the first token is noticed 
   size_t n = 0;
   for (const std::string& more : {std::string(), streaming}) {
     raw_client c(s.port());
-    c.send(post_chat(more));
+    c.send(post_stream(more));
     auto* t = s.engine.wait_turn(n++);
     REQUIRE(t);
     c.close();
@@ -54,7 +54,7 @@ TEST_CASE("session: a pipelined request does not hide that the client left") {
   test_server s;
   s.start();
   raw_client c(s.port());
-  c.send(post_chat(streaming) + http_get("/version"));
+  c.send(post_stream(streaming) + http_get("/version"));
   auto* t = s.engine.wait_turn(0);
   REQUIRE(t);
   c.close();
@@ -67,7 +67,7 @@ TEST_CASE("session: a slow reader fills its own queue only, and resumes") {
   s.config.outbox_bytes = 16 << 10;
   s.start();
   raw_client c(s.port(), 4096);
-  c.send(post_chat(streaming));
+  c.send(post_stream(streaming));
   auto* t = s.engine.wait_turn(0);
   REQUIRE(t);
   t->sink->open({});
@@ -88,7 +88,7 @@ TEST_CASE("session: a client that never reads is ended at the send deadline" * d
   s.config.send_timeout_s = 1;
   s.start();
   raw_client c(s.port(), 4096);
-  c.send(post_chat(streaming));
+  c.send(post_stream(streaming));
   auto* t = s.engine.wait_turn(0);
   REQUIRE(t);
   t->sink->open({});
@@ -103,7 +103,7 @@ TEST_CASE("session: a quiet stream is kept open by comments" * doctest::test_sui
   s.config.ping_interval_s = 1;
   s.start();
   raw_client c(s.port());
-  c.send(post_chat(streaming));
+  c.send(post_stream(streaming));
   auto* t = s.engine.wait_turn(0);
   REQUIRE(t);
   t->sink->open({});
@@ -121,7 +121,7 @@ TEST_CASE("session: a refusal before the stream opens is an HTTP error, after it
   size_t n = 0;
   for (const std::string& more : {std::string(), streaming}) {
     raw_client c(s.port());
-    c.send(post_chat(more));
+    c.send(post_stream(more));
     auto* t = s.engine.wait_turn(n++);
     REQUIRE(t);
     t->sink->fail(busy);
@@ -133,7 +133,7 @@ TEST_CASE("session: a refusal before the stream opens is an HTTP error, after it
     CHECK(c.response().status == 200); // the connection goes on
   }
   raw_client c(s.port());
-  c.send(post_chat(streaming));
+  c.send(post_stream(streaming));
   auto* t = s.engine.wait_turn(n);
   REQUIRE(t);
   t->sink->open({});
@@ -151,7 +151,7 @@ TEST_CASE("session: a request actor that dies without a word gives a 500, not si
   test_server s;
   s.start();
   raw_client c(s.port());
-  c.send(post_chat(""));
+  c.send(post_stream(""));
   auto* t = s.engine.wait_turn(0);
   REQUIRE(t);
   caf::anon_send_exit(t->actor, caf::exit_reason::kill);
@@ -166,10 +166,10 @@ TEST_CASE("session: a response format in the prompt is marked as a hint") {
   };
   s.start();
   for (const std::string& more : {std::string(), streaming}) {
-    const auto r = s.ask(post_chat(more + R"(,"response_format":{"type":"json_object"})"));
+    const auto r = s.ask(post_stream(more + R"(,"response_format":{"type":"json_object"})"));
     CHECK(r.status == 200);
     CHECK(r.header("x-troupe-response-format") == "hint");
-    CHECK(s.ask(post_chat(more)).header("x-troupe-response-format").empty());
+    CHECK(s.ask(post_stream(more)).header("x-troupe-response-format").empty());
   }
 }
 

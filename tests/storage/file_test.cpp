@@ -2,6 +2,7 @@
 #include "storage/check.h"
 #include "storage/file.h"
 #include "tests/safetensors_writer.h"
+#include "tests/says.h"
 
 #include <doctest/doctest.h>
 
@@ -29,8 +30,6 @@ template <class Action> std::pair<int, std::string> error_of(Action action) {
   } catch (const std::system_error& e) { return {e.code().value(), e.what()}; }
   return {0, "no error"};
 }
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 } // namespace
 
@@ -61,10 +60,10 @@ TEST_CASE("file: what cannot be opened is refused with its path") {
   temp_folder folder;
   const auto [absent_code, absent] = error_of([&] { file f(folder.path() / "absent"); });
   CHECK(absent_code == ENOENT);
-  CHECK(has(absent, (folder.path() / "absent").string()));
+  CHECK(says(absent, (folder.path() / "absent").string()));
   CHECK(error_of([&] { file f(folder.path()); }).first == EISDIR);
   REQUIRE(::mkfifo((folder.path() / "fifo").c_str(), 0600) == 0);
-  CHECK(has(error_of([&] { file f(folder.path() / "fifo"); }).second, "not a regular file"));
+  CHECK(says(error_of([&] { file f(folder.path() / "fifo"); }).second, "not a regular file"));
 }
 
 TEST_CASE("file: a read past the end says path, tensor, offset, expected and found") {
@@ -74,8 +73,8 @@ TEST_CASE("file: a read past the end says path, tensor, offset, expected and fou
   std::byte out[8];
   const auto [code, text] = error_of([&] { f.read(6, out, "layers.0.x"); });
   CHECK(code == EIO);
-  CHECK(has(text, (folder.path() / "a").string() +
-                      ": tensor 'layers.0.x': short read at offset 6: expected 8 bytes, found 4"));
+  CHECK(says(text, (folder.path() / "a").string() +
+                       ": tensor 'layers.0.x': short read at offset 6: expected 8 bytes, found 4"));
 }
 
 TEST_CASE("file: a file truncated after it was opened is an error and no signal") {
@@ -84,7 +83,7 @@ TEST_CASE("file: a file truncated after it was opened is an error and no signal"
   const file f(folder.path() / "a");
   std::filesystem::resize_file(folder.path() / "a", 60000);
   std::vector<std::byte> out(100000);
-  CHECK(has(error_of([&] { f.read(0, out); }).second, "found 60000 (the file had 100000 bytes when opened)"));
+  CHECK(says(error_of([&] { f.read(0, out); }).second, "found 60000 (the file had 100000 bytes when opened)"));
 }
 
 TEST_CASE("file: an interrupted read goes on, an I/O error and a sudden end are reported") {
@@ -97,8 +96,8 @@ TEST_CASE("file: an interrupted read goes on, an I/O error and a sudden end are 
   fault::arm("file.io_error");
   const auto [code, text] = error_of([&] { f.read(1, out); });
   CHECK(code == EIO);
-  CHECK(has(text, "read failed at offset 1: expected 8 bytes, found 0"));
+  CHECK(says(text, "read failed at offset 1: expected 8 bytes, found 0"));
   fault::arm("file.short_read");
-  CHECK(has(error_of([&] { f.read(1, out); }).second, "short read at offset 1: expected 8 bytes, found 0"));
+  CHECK(says(error_of([&] { f.read(1, out); }).second, "short read at offset 1: expected 8 bytes, found 0"));
   fault::disarm_all();
 }

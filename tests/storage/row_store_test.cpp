@@ -2,6 +2,7 @@
 #include "storage/check.h"
 #include "storage/row_store.h"
 #include "tests/safetensors_writer.h"
+#include "tests/says.h"
 
 #include <doctest/doctest.h>
 
@@ -66,8 +67,6 @@ std::string error_of(row_store& store, const std::vector<int64_t>& ids) {
   } catch (const std::system_error& e) { return e.what(); }
   return "no error";
 }
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // One store of each kind; the kernel of the machine at hand may lack io_uring, then two of them use pread.
 std::vector<row_store> each_source(const table_folder& folder) {
@@ -137,8 +136,8 @@ TEST_CASE("row_store: an id outside the table is refused with file, tensor and r
     for (const int64_t id : {int64_t{-1}, n_rows, int64_t{1} << 62}) {
       const std::string text = error_of(store, {1, id, 2});
       CAPTURE(text);
-      CHECK(has(text, "model.safetensors: tensor 'embed.weight' at offset "));
-      CHECK(has(text, "row " + std::to_string(id) + " asked, expected 0 to 999"));
+      CHECK(says(text, "model.safetensors: tensor 'embed.weight' at offset "));
+      CHECK(says(text, "row " + std::to_string(id) + " asked, expected 0 to 999"));
     }
 }
 
@@ -152,8 +151,8 @@ TEST_CASE("row_store: a table cut short fails with file, tensor, row and offset,
   for (row_store& store : stores) {
     const std::string text = error_of(store, {1, 999, 7});
     CAPTURE(text);
-    CHECK(has(text, "model.safetensors: tensor 'embed.weight': short read of row 999 at offset " +
-                        std::to_string(last_row) + ": expected 64 bytes, found 10"));
+    CHECK(says(text, "model.safetensors: tensor 'embed.weight': short read of row 999 at offset " +
+                         std::to_string(last_row) + ": expected 64 bytes, found 10"));
     check_records(store, {998, 1, 7});
   }
 }
@@ -168,11 +167,11 @@ TEST_CASE("row_store: I/O errors and sudden ends are reported, interrupted reads
     fault::arm("row_store.io_error", 100);
     const std::string io_error = error_of(store, ids);
     CAPTURE(io_error);
-    CHECK(has(io_error, "failed read of row "));
+    CHECK(says(io_error, "failed read of row "));
     fault::arm("row_store.short_read", 50);
     const std::string short_read = error_of(store, ids);
     CAPTURE(short_read);
-    CHECK(has(short_read, "short read of row "));
+    CHECK(says(short_read, "short read of row "));
     fault::arm("row_store.interrupted", 10, 30);
     check_records(store, ids);
     CHECK_FALSE(fault::at("row_store.interrupted")); // all 30 were met

@@ -2,6 +2,7 @@
 #include "storage/file.h"
 #include "storage/safetensors_header.h"
 #include "tests/safetensors_writer.h"
+#include "tests/says.h"
 
 #include <doctest/doctest.h>
 
@@ -34,8 +35,6 @@ std::string refusal_of_file(const std::string& content) {
   return "accepted";
 }
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 std::string entry(const std::string& name, const std::string& type, const std::string& shape,
                   const std::string& offsets) {
   return "\"" + name + "\":{\"dtype\":\"" + type + "\",\"shape\":[" + shape + "],\"data_offsets\":[" + offsets + "]}";
@@ -44,10 +43,10 @@ std::string entry(const std::string& name, const std::string& type, const std::s
 // Checks that the message names the file and has all of `parts`.
 void check_refusal(const std::string& message, const std::vector<std::string>& parts) {
   INFO(message);
-  CHECK(has(message, "f.safetensors: "));
+  CHECK(says(message, "f.safetensors: "));
   for (const std::string& part : parts) {
     CAPTURE(part);
-    CHECK(has(message, part));
+    CHECK(says(message, part));
   }
 }
 
@@ -184,26 +183,26 @@ TEST_CASE("safetensors_header: names have 1 to 512 bytes and are made fit for a 
   const std::string message = refusal("{" + entry(std::string(100000, 'n'), "U8", "1", "0,1") + "}", 1);
   check_refusal(message, {"found 100000"});
   CHECK(message.size() < 400);
-  CHECK(has(refusal("{" + entry("a\\nb", "U9", "1", "0,1") + "}", 1), "tensor 'a?b'"));
+  CHECK(says(refusal("{" + entry("a\\nb", "U9", "1", "0,1") + "}", 1), "tensor 'a?b'"));
 }
 
 TEST_CASE("safetensors_header: what a failed download leaves is told apart from data") {
-  CHECK(has(refusal_of_file("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"),
-            "git-lfs pointer"));
-  CHECK(has(refusal_of_file("<!DOCTYPE html><html><body>Sign in</body></html>"), "HTML"));
-  CHECK(has(refusal_of_file("\n  <HTML><head>502 Bad Gateway</head></HTML>"), "HTML"));
-  CHECK(has(refusal_of_file("<?xml version=\"1.0\"?><Error>AccessDenied</Error>"), "HTML or XML"));
-  CHECK(has(refusal_of_file("# xet version 0\nfilesize = 5\n"), "pointer file"));
-  CHECK(has(refusal_of_file("{\"error\":\"not found\"}"), "the header is larger than the file"));
+  CHECK(says(refusal_of_file("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"),
+             "git-lfs pointer"));
+  CHECK(says(refusal_of_file("<!DOCTYPE html><html><body>Sign in</body></html>"), "HTML"));
+  CHECK(says(refusal_of_file("\n  <HTML><head>502 Bad Gateway</head></HTML>"), "HTML"));
+  CHECK(says(refusal_of_file("<?xml version=\"1.0\"?><Error>AccessDenied</Error>"), "HTML or XML"));
+  CHECK(says(refusal_of_file("# xet version 0\nfilesize = 5\n"), "pointer file"));
+  CHECK(says(refusal_of_file("{\"error\":\"not found\"}"), "the header is larger than the file"));
 }
 
 TEST_CASE("safetensors_header: short files and senseless header sizes are refused") {
-  CHECK(has(refusal_of_file(""), "expected at least 8 bytes, found 0"));
-  CHECK(has(refusal_of_file("abc"), "expected at least 8 bytes, found 3"));
-  CHECK(has(refusal_of_file(std::string("\x09\0\0\0\0\0\0\0{}      ", 16)),
-            "its length word says 9 bytes, the file has 16"));
-  CHECK(has(refusal_of_file(std::string(16, '\xff')), "the header is larger than the file"));
-  CHECK(has(refusal_of_file(std::string(8, '\0')), "not JSON"));
+  CHECK(says(refusal_of_file(""), "expected at least 8 bytes, found 0"));
+  CHECK(says(refusal_of_file("abc"), "expected at least 8 bytes, found 3"));
+  CHECK(says(refusal_of_file(std::string("\x09\0\0\0\0\0\0\0{}      ", 16)),
+             "its length word says 9 bytes, the file has 16"));
+  CHECK(says(refusal_of_file(std::string(16, '\xff')), "the header is larger than the file"));
+  CHECK(says(refusal_of_file(std::string(8, '\0')), "not JSON"));
   temp_folder folder;
   const auto path = folder.path() / "huge.safetensors";
   test::write_text(path, std::string("\0\0\0\x20\0\0\0\0{", 9)); // says 512 MiB
