@@ -9,6 +9,7 @@
 // An output's sum runs over 16 dims or 16 keys at a time, ascending, whatever the tile: both tile sizes give one row
 // the same bits.
 #include "gpu/attention_keys.cuh"
+#include "gpu/attention_prompt.h"
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
@@ -268,7 +269,10 @@ void attention_cuda(const attention_args& args, const step_rows& rows, int64_t f
   attention_view a = view_of(args, rows);
   TROUPE_CHECK(a.window >= 1 && a.ring >= 1, "a row sees a window of a ring");
   TROUPE_CHECK(first >= 0 && first + n_rows <= a.n_rows, "attention is for rows of the step");
-  attention_any(a, first, n_rows, lane);
+  if (lane.rows == row_class::prefill && attention_prompt_serves(args, lane))
+    attention_prompt_cuda(args, rows, first, n_rows, lane);
+  else
+    attention_any(a, first, n_rows, lane);
 }
 
 } // namespace troupe
