@@ -9,6 +9,7 @@
 // An output's sum runs over 16 dims or 16 keys at a time, ascending, whatever the tile: both tile sizes give one row
 // the same bits.
 #include "gpu/attention_keys.cuh"
+#include "gpu/attention_prompt.h"
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
@@ -239,14 +240,10 @@ template <class Scores, class Values> void run_slab(const attention_view& a, int
   launch_early(values_kernel<Values>, values_blocks, Values::threads, 0, on, "attention values", a);
 }
 
-} // namespace
-
-void attention_cuda(const attention_args& args, const step_rows& rows, const cuda_lane& lane) {
-  if (args.q.rows() == 0) return;
-  attention_view a = view_of(args, rows);
-  TROUPE_CHECK(a.window >= 1 && a.ring >= 1, "a row sees a window of a ring");
+// Any shape, either class.
+void attention_any(attention_view a, int64_t first, int64_t n_rows, const cuda_lane& lane) {
   const int64_t row_bytes = a.stride * (a.heads * 4 + 8) + a.heads * 4 + 4;
-  const int64_t slab = std::min({lane.scratch_bytes / row_bytes, max_slab, a.n_rows});
+  const int64_t slab = std::min({lane.scratch_bytes / row_bytes, max_slab, n_rows});
   TROUPE_CHECK(slab > 0, "scratch holds the scores of one row");
   // Widest elements first, so each array is aligned: strides are whole cache lines.
   std::byte* at = lane.scratch;
@@ -254,14 +251,28 @@ void attention_cuda(const attention_args& args, const step_rows& rows, const cud
   a.key = reinterpret_cast<uint64_t*>(at), at += slab * a.stride * 8;
   a.sum = reinterpret_cast<float*>(at), at += slab * a.heads * 4;
   a.n_keys = reinterpret_cast<int32_t*>(at);
-  const bool wide = a.n_rows * (a.stride / wide_scores::others) >= lane.n_multiprocessors;
-  for (a.first = 0; a.first < a.n_rows; a.first += slab) {
-    const int64_t n = std::min(slab, a.n_rows - a.first);
+  const bool wide = n_rows * (a.stride / wide_scores::others) >= lane.n_multiprocessors;
+  for (a.first = first; a.first < first + n_rows; a.first += slab) {
+    const int64_t n = std::min(slab, first + n_rows - a.first);
     if (wide)
       run_slab<wide_scores, wide_values>(a, n, lane.on);
     else
       run_slab<narrow_scores, narrow_values>(a, n, lane.on);
   }
+}
+
+} // namespace
+
+void attention_cuda(const attention_args& args, const step_rows& rows, int64_t first, int64_t n_rows,
+                    const cuda_lane& lane) {
+  if (n_rows == 0) return;
+  attention_view a = view_of(args, rows);
+  TROUPE_CHECK(a.window >= 1 && a.ring >= 1, "a row sees a window of a ring");
+  TROUPE_CHECK(first >= 0 && first + n_rows <= a.n_rows, "attention is for rows of the step");
+  if (lane.rows == row_class::prefill && attention_prompt_serves(args, lane))
+    attention_prompt_cuda(args, rows, first, n_rows, lane);
+  else
+    attention_any(a, first, n_rows, lane);
 }
 
 } // namespace troupe

@@ -158,7 +158,8 @@ public:
   virtual std::unique_ptr<expert_set> load_experts(std::span<const stored_expert>, int32_t first) = 0;
 
   // The classes of the rows of the calls that follow: runs from row 0 of a call on, in order; rows behind the last run
-  // are `decode`, as all are at first. Reaches the operations with a matrix. The host has one class for everything.
+  // are `decode`, as all are at first. Reaches attention and the operations with a matrix. The host has one class for
+  // everything.
   virtual void set_row_classes(std::span<const row_run>) {}
 
   // Rows and tables.

@@ -147,7 +147,10 @@ public:
   void spread(tensor h, tensor x) override { spread_cuda(h, x, lane()); }
   void mean_copies(tensor y, tensor h) override { mean_copies_cuda(y, h, lane()); }
 
-  void attention(const attention_args& a, const step_rows& rows) override { attention_cuda(a, rows, lane()); }
+  void attention(const attention_args& a, const step_rows& rows) override {
+    each_run(a.q.rows(), true,
+             [&](int64_t first, int64_t n, const cuda_lane& on) { attention_cuda(a, rows, first, n, on); });
+  }
   void compress_pairs(tensor c, tensor u, tensor g, tensor pending, const step_rows& rows) override {
     compress_pairs_cuda(c, u, g, pending, rows, lane());
   }

@@ -37,7 +37,8 @@ void write_rings_cuda(tensor rings, tensor x, const step_rows&, const cuda_lane&
 void compress_pairs_cuda(tensor c, tensor u, tensor g, tensor pending, const step_rows&, const cuda_lane&);
 
 // attention.cu, topk.cu
-void attention_cuda(const attention_args&, const step_rows&, const cuda_lane&);
+// Rows [first, first + n) of the step, which are of the class of the lane; all tensors are of the whole step.
+void attention_cuda(const attention_args&, const step_rows&, int64_t first, int64_t n, const cuda_lane&);
 void select_entries_cuda(const index_args&, const step_rows&, const cuda_lane&);
 
 // route.cu: from the gate's outputs. score (R, experts) f32 is overwritten.

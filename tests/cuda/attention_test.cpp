@@ -61,8 +61,15 @@ struct world {
     selected.insert(selected.end(), some.begin(), some.end());
   }
 
-  // The output of runs [first, first + n) in a step of their own.
-  twin_tensor attend(size_t first, size_t n) {
+  struct step {
+    int64_t before, n_rows; // rows of the world
+    twin_tensor slot, position, first_row, floor, table, tables;
+    step_rows of(twins& t, backend& b) const {
+      return {t.of(b, slot), t.of(b, position), t.of(b, first_row), t.of(b, floor), t.of(b, table), t.of(b, tables)};
+    }
+  };
+  // Runs [first, first + n) as a step of their own.
+  step step_of(size_t first, size_t n) {
     std::vector<int32_t> slot, first_row, table, tables;
     std::vector<int64_t> position, floor;
     int64_t before = 0;
@@ -78,25 +85,45 @@ struct world {
         tables.push_back(static_cast<int32_t>((run.slot * table_width + b) * 7 % (n_slots * table_width)));
     }
     const auto rows = static_cast<int64_t>(slot.size());
-    const auto slots = t.ints({rows}, slot), firsts = t.ints({rows}, first_row), in_table = t.ints({rows}, table);
-    const auto positions = t.longs({rows}, position), floors = t.longs({rows}, floor);
-    const auto blocks = t.ints({static_cast<int64_t>(n), table_width}, tables);
-    twin_tensor chosen;
-    if (s.k > 0)
-      chosen = t.ints({rows, s.k}, {selected.begin() + before * s.k, selected.begin() + (before + rows) * s.k});
-    const twin_tensor o = t.output({rows, s.heads, s.dim});
-    t.run([&](backend& b) {
-      attention_args a;
-      a.o = t.of(b, o), a.q = t.of(b, q.slice(before, rows)), a.step_kv = t.of(b, step_kv.slice(before, rows));
-      a.rings = t.of(b, rings), a.sink = t.of(b, sink), a.window = s.window, a.seen = s.how;
-      a.scale = 1.0F / std::sqrt(static_cast<float>(s.dim));
-      if (s.k > 0) a.compressed = t.of(b, compressed), a.selected = t.of(b, chosen);
-      b.attention(a, {t.of(b, slots), t.of(b, positions), t.of(b, firsts), t.of(b, floors), t.of(b, in_table),
-                      t.of(b, blocks)});
-    });
-    return o;
+    return {before,
+            rows,
+            t.ints({rows}, slot),
+            t.longs({rows}, position),
+            t.ints({rows}, first_row),
+            t.longs({rows}, floor),
+            t.ints({rows}, table),
+            t.ints({static_cast<int64_t>(n), table_width}, tables)};
+  }
+  void attend(backend& b, const step& at, const twin_tensor& o) {
+    attention_args a;
+    a.o = t.of(b, o), a.q = t.of(b, q.slice(at.before, at.n_rows));
+    a.step_kv = t.of(b, step_kv.slice(at.before, at.n_rows));
+    a.rings = t.of(b, rings), a.sink = t.of(b, sink), a.window = s.window, a.seen = s.how;
+    a.scale = 1.0F / std::sqrt(static_cast<float>(s.dim));
+    if (s.k > 0) {
+      const auto from = selected.begin() + at.before * s.k;
+      a.compressed = t.of(b, compressed);
+      a.selected = t.of(b, t.ints({at.n_rows, s.k}, {from, from + at.n_rows * s.k}));
+    }
+    b.attention(a, at.of(t, b));
+  }
+  // The output of runs [first, first + n) in a step of their own, of the device alone.
+  std::vector<float> attend(size_t first, size_t n) {
+    const step at = step_of(first, n);
+    const twin_tensor o = t.output({at.n_rows, s.heads, s.dim});
+    attend(*t.device, at, o);
+    return t.read_device(o);
+  }
+  void set_class(row_class rows) {
+    t.device->set_row_classes(rows == row_class::prefill ? std::span<const row_run>(all_prefill)
+                                                         : std::span<const row_run>());
   }
 };
+
+constexpr row_class both_classes[] = {row_class::decode, row_class::prefill};
+std::string name_of(const shape& s, row_class rows) {
+  return std::string(s.what) + (rows == row_class::prefill ? ", prompt" : "");
+}
 
 std::vector<run_of_rows> sequences(int32_t n, int64_t first, int64_t n_rows) {
   std::vector<run_of_rows> runs;
@@ -115,6 +142,15 @@ const std::vector<shape> shapes{
     {"records, large tiles", 64, 512, 128, 512, seen::causal, sequences(33, 900, 1), key_form::records},
     {"records, chunks", 64, 512, 128, 512, seen::causal, {{0, 0, 40}, {1, 700, 3}, {2, 1200, 30}}, key_form::records},
     {"records, draft blocks", 64, 512, 128, 0, seen::draft_block, {{0, 200, 6}, {1, 3, 5}}, key_form::records},
+    {"records, window only", 64, 512, 128, 0, seen::causal, {{0, 0, 1}, {1, 5, 2}, {2, 500, 3}}, key_form::records},
+    {"records, floors",
+     64,
+     512,
+     128,
+     70,
+     seen::causal,
+     {{0, 90, 9, 95}, {1, 260, 3, 200}, {2, 9, 2}},
+     key_form::records},
     {"records, tiny", 4, 96, 8, 5, seen::causal, {{0, 0, 3}, {1, 7, 1}, {2, 300, 33}}, key_form::records},
     {"records, narrow", 6, 32, 16, 8, seen::causal, {{0, 0, 3}, {1, 70, 1}, {2, 300, 130}}, key_form::records},
     {"one of everything", 1, 1, 1, 1, seen::causal, {{3, 0, 1}}},
@@ -128,39 +164,88 @@ const std::vector<shape> shapes{
 TEST_CASE("cuda attention: every row is near the twin") {
   for (const shape& s : shapes) {
     world w(s);
-    w.t.near(("attention, " + std::string(s.what)).c_str(), w.attend(0, s.runs.size()), 3e-5);
+    const world::step all = w.step_of(0, s.runs.size());
+    twin_tensor o = w.t.output({all.n_rows, s.heads, s.dim});
+    w.attend(*w.t.host, all, o);
+    for (const row_class rows : both_classes) {
+      o.device = w.t.output({all.n_rows, s.heads, s.dim}).device;
+      w.set_class(rows);
+      w.attend(*w.t.device, all, o);
+      w.t.near(("attention, " + name_of(s, rows)).c_str(), o, 3e-5);
+    }
   }
 }
 
 TEST_CASE("cuda attention: a sequence alone has the bits it has among others") {
   for (const shape& s : shapes) {
     world w(s);
-    const auto together = w.t.read_device(w.attend(0, s.runs.size()));
-    std::vector<float> alone;
-    for (size_t i = 0; i < s.runs.size(); ++i) {
-      const auto one = w.t.read_device(w.attend(i, 1));
-      alone.insert(alone.end(), one.begin(), one.end());
+    for (const row_class rows : both_classes) {
+      w.set_class(rows);
+      const auto together = w.attend(0, s.runs.size());
+      std::vector<float> alone;
+      for (size_t i = 0; i < s.runs.size(); ++i) {
+        const auto one = w.attend(i, 1);
+        alone.insert(alone.end(), one.begin(), one.end());
+      }
+      CHECK_MESSAGE(std::memcmp(alone.data(), together.data(), alone.size() * sizeof(float)) == 0, name_of(s, rows));
     }
-    CHECK_MESSAGE(std::memcmp(alone.data(), together.data(), alone.size() * sizeof(float)) == 0, s.what);
   }
 }
 
+TEST_CASE("cuda attention: a prompt cut in two has the bits of one step") {
+  const shape whole{"whole", 64, 512, 128, 512, seen::causal, {{0, 700, 190}}, key_form::records};
+  shape cut = whole;
+  cut.runs = {{0, 700, 97}, {0, 797, 93}};
+  for (const row_class rows : both_classes) {
+    world a(whole), b(cut);
+    a.set_class(rows), b.set_class(rows);
+    const auto together = a.attend(0, 1);
+    const world::step first = b.step_of(0, 1);
+    auto parts = b.attend(0, 1);
+    b.t.device->write_rings(b.rings.device, b.step_kv.slice(0, first.n_rows).device, first.of(b.t, *b.t.device));
+    const auto rest = b.attend(1, 1);
+    parts.insert(parts.end(), rest.begin(), rest.end());
+    CHECK_MESSAGE(std::memcmp(parts.data(), together.data(), parts.size() * sizeof(float)) == 0, name_of(whole, rows));
+  }
+}
+
+TEST_CASE("cuda attention: rows of both classes share a step") {
+  const shape s{"mixed", 64, 512, 128, 100, seen::causal, {{0, 300, 40}, {1, 90, 7}}, key_form::records};
+  world w(s);
+  std::vector<float> of_class[2];
+  for (const row_class rows : both_classes) w.set_class(rows), of_class[static_cast<int>(rows)] = w.attend(0, 2);
+  constexpr row_run mixed[] = {{row_class::prefill, 21}, {row_class::decode, 3}, {row_class::prefill, 17}};
+  w.t.device->set_row_classes(mixed);
+  const auto both = w.attend(0, 2);
+  const auto width = static_cast<size_t>(s.heads * s.dim);
+  for (size_t r = 0; r < 47; ++r) {
+    const auto& want = of_class[r < 21 || (r >= 24 && r < 41) ? 1 : 0];
+    CHECK_MESSAGE(std::memcmp(both.data() + r * width, want.data() + r * width, width * sizeof(float)) == 0,
+                  "row " << r);
+  }
+}
+
+// Rows of decode: prompt rows have kernels for records alone.
 TEST_CASE("cuda attention: caches of records give the bits of caches of floats") {
   for (const shape& s : shapes) {
     if (s.keys != key_form::records) continue;
     shape as_floats = s;
     as_floats.keys = key_form::rounded;
     world records(s), floats(as_floats);
-    CHECK_MESSAGE(records.t.read_device<uint32_t>(records.attend(0, s.runs.size())) ==
-                      floats.t.read_device<uint32_t>(floats.attend(0, s.runs.size())),
-                  s.what);
+    const auto a = records.attend(0, s.runs.size()), b = floats.attend(0, s.runs.size());
+    CHECK_MESSAGE(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0, s.what);
   }
 }
 
 TEST_CASE("cuda attention: a row that sees nothing gives zeros") {
-  const shape blind{"blind", 2, 8, 4, 0, seen::causal, {{0, 5, 1, 6}}};
-  world w(blind);
-  CHECK(w.t.read_device(w.attend(0, 1)) == std::vector<float>(16, 0.0F));
+  for (const shape& s : {shape{"blind", 2, 8, 4, 0, seen::causal, {{0, 5, 1, 6}}},
+                         shape{"blind", 64, 512, 128, 64, seen::causal, {{0, 0, 1, 6}}, key_form::records}}) {
+    world w(s);
+    for (const row_class rows : both_classes) {
+      w.set_class(rows);
+      CHECK(w.attend(0, 1) == std::vector<float>(static_cast<size_t>(s.heads * s.dim), 0.0F));
+    }
+  }
 }
 
 } // namespace
