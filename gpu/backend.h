@@ -118,7 +118,8 @@ enum class quantiser : uint8_t {
 }; // model.md 2.7: QDQ_fp8, QDQ_fp4_e8m0_32, QDQ_fp4_e4m3_16
 
 // How caches of quantised rows are kept: as f32, or as records of codes and scales (cache_rows.h: u8, the last
-// dimension a record). Both hold the same values, so the bits of a result do not depend on it.
+// dimension a record). Both hold the same values, so the bits of a result do not depend on it; attention of prompt rows
+// on CUDA is the exception, which has a kernel for records alone.
 enum class cache_form : uint8_t { floats, records };
 inline constexpr cache_form host_caches = cache_form::floats; // records take three to four times as long to read
 inline constexpr cache_form cuda_caches = cache_form::records;
