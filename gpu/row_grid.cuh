@@ -12,7 +12,8 @@
 namespace troupe {
 
 // Blocks of 128 threads over (rows, pieces of a row): one row of 5120 floats in fours is ten blocks, short rows share
-// one. A kernel takes piece `piece_of_row()` of rows `first_of_rows()`, then + `step_of_rows()`.
+// one. A kernel takes piece `piece_of_row()` of rows `first_of_rows()`, then + `step_of_rows()`: threads past the last
+// row have none.
 struct row_grid {
   dim3 grid, block;
 };
@@ -25,6 +26,13 @@ inline row_grid cover_rows(int64_t n_rows, int64_t n_pieces) {
   return {dim3(static_cast<unsigned>((n_pieces + x - 1) / x),
                static_cast<unsigned>(std::min<int64_t>((n_rows + y - 1) / y, max_grid_y))),
           dim3(x, y)};
+}
+
+// For work on elements whatever their rows: each piece has one thread. (cover_rows of one short row would give it to
+// many: in place, what one has written another reads.)
+inline row_grid cover_elements(int64_t n_pieces) {
+  constexpr unsigned n_threads = 128;
+  return {dim3(static_cast<unsigned>((n_pieces + n_threads - 1) / n_threads)), dim3(n_threads)};
 }
 
 // Threads of a block that owns a row: each takes as many fours as the others, at most 768 threads so that two blocks

@@ -147,7 +147,7 @@ void add_cuda(tensor y, tensor x, const cuda_lane& lane) {
   const int64_t n = y.n_elements();
   TROUPE_CHECK(n == x.n_elements(), "tensors of one size are added");
   if (n == 0) return;
-  const row_grid g = cover_rows(1, (n + 3) / 4);
+  const row_grid g = cover_elements((n + 3) / 4);
   const auto kernel = in_fours(n, {y.data, x.data}) ? add_kernel<true> : add_kernel<false>;
   launch_early(kernel, g.grid, g.block, 0, lane.on, "add", y.f32(), x.f32(), n);
 }
@@ -155,7 +155,7 @@ void add_cuda(tensor y, tensor x, const cuda_lane& lane) {
 void clear_cuda(tensor y, const cuda_lane& lane) {
   const int64_t n = y.n_elements();
   if (n == 0) return;
-  const row_grid g = cover_rows(1, (n + 3) / 4);
+  const row_grid g = cover_elements((n + 3) / 4);
   const auto kernel = in_fours(n, {y.data}) ? clear_kernel<true> : clear_kernel<false>;
   launch_early(kernel, g.grid, g.block, 0, lane.on, "clear", y.f32(), n);
 }
@@ -163,7 +163,7 @@ void clear_cuda(tensor y, const cuda_lane& lane) {
 void scale_cuda(tensor x, float by, const cuda_lane& lane) {
   const int64_t n = x.n_elements();
   if (n == 0) return;
-  const row_grid g = cover_rows(1, (n + 3) / 4);
+  const row_grid g = cover_elements((n + 3) / 4);
   const auto kernel = in_fours(n, {x.data}) ? scale_kernel<true> : scale_kernel<false>;
   launch_early(kernel, g.grid, g.block, 0, lane.on, "scale", x.f32(), by, n);
 }

@@ -214,7 +214,7 @@ void attention_full_cuda(tensor o, tensor q, tensor k, tensor v, float scale, co
 void gelu_cuda(tensor x, const cuda_lane& lane) {
   const int64_t n = x.n_elements();
   if (n == 0) return;
-  const row_grid g = cover_rows(1, (n + 3) / 4);
+  const row_grid g = cover_elements((n + 3) / 4);
   const auto kernel = in_fours(n, {x.data}) ? gelu_kernel<true> : gelu_kernel<false>;
   kernel<<<g.grid, g.block, 0, lane.on>>>(x.f32(), n);
   cuda_check_launch("gelu");
