@@ -6,6 +6,7 @@
 #include "gpu/cuda_load.h"
 #include "gpu/cuda_ops.h"
 #include "gpu/cuda_owned.cuh"
+#include "gpu/host_copies.h"
 #include "gpu/moe_cuda.h"
 #include "gpu/plain_gemm.h"
 #include "gpu/row_sampler.h"
@@ -29,7 +30,7 @@ class cuda_backend final : public backend {
 public:
   explicit cuda_backend(const cuda_backend_config& c)
       : device_(c.device), group_(c.group), stream_(c.device), side_stream_(c.device),
-        memory_(c.device, c.memory_bytes) {
+        memory_(c.device, c.memory_bytes), copies_(c.device) {
     cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
     name_ = "cuda " + std::to_string(device_) + ", " + properties.name;
@@ -65,24 +66,19 @@ public:
   int64_t allocated_bytes() const override { return memory_.used_bytes(); }
   void upload(tensor to, const void* from, int64_t n_bytes) override {
     TROUPE_CHECK(n_bytes <= to.size_bytes(), "an upload fits into its tensor");
-    if (n_bytes > 0)
-      cuda_check(cudaMemcpyAsync(to.data, from, static_cast<size_t>(n_bytes), cudaMemcpyHostToDevice, lane().on),
-                 "upload");
+    copies_.to_device(to.data, from, n_bytes, lane().on, "upload");
   }
   void download(void* to, tensor from, int64_t n_bytes) override {
     TROUPE_CHECK(n_bytes <= from.size_bytes(), "a download lies inside its tensor");
-    if (n_bytes > 0)
-      cuda_check(cudaMemcpyAsync(to, from.data, static_cast<size_t>(n_bytes), cudaMemcpyDeviceToHost, lane().on),
-                 "download");
-    cuda_check(cudaStreamSynchronize(lane().on), "download: a fault of the work before it");
+    copies_.to_host(to, from.data, n_bytes, lane().on, "download: a fault of the work before it");
   }
   std::unique_ptr<matrix> load(const stored_matrix& m) override {
-    auto made = load_cuda_matrix(m, memory_, lane().on);
+    auto made = load_cuda_matrix(m, memory_, copies_, lane().on);
     note(variant_of(m), has_classes(view_of(*made)));
     return made;
   }
   std::unique_ptr<expert_set> load_experts(std::span<const stored_expert> experts, int32_t first) override {
-    auto made = load_cuda_experts(experts, first, memory_, lane().on);
+    auto made = load_cuda_experts(experts, first, memory_, copies_, lane().on);
     if (!experts.empty()) note(variant_of(experts[0]), lane_.has_wgmma && made->is_trellis);
     return made;
   }
@@ -373,6 +369,7 @@ private:
   cuda_lane lane_, side_lane_; // lane_: of the calls; exchanged while side work is called
   bool is_capturing_ = false, is_beside_ = false, has_side_work_ = false;
   std::vector<row_run> runs_;
+  host_copies copies_;
   std::set<weight_variant> variants_;
   std::vector<float> meeting_; // host memory for collectives, reused
 };

@@ -66,10 +66,9 @@ __global__ void order_by_chunks(uint4* to, const uint4* from, int n_fours) {
 }
 
 // `staging` holds as many bytes as the trellis.
-void copy_trellis(std::byte* to, const stored_matrix& m, std::byte* staging, cuda_stream on) {
+void copy_trellis(std::byte* to, const stored_matrix& m, std::byte* staging, host_copies& way, cuda_stream on) {
   const tensor& t = m.trellis;
-  cuda_check(cudaMemcpyAsync(staging, t.data, static_cast<size_t>(t.size_bytes()), cudaMemcpyHostToDevice, on),
-             m.name.c_str());
+  way.to_device(staging, t.data, t.size_bytes(), on, m.name.c_str());
   const dim3 grid(static_cast<unsigned>(t.shape[1] / 8), static_cast<unsigned>(t.shape[0]));
   order_by_chunks<<<grid, 64, 0, on>>>(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4*>(staging),
                                        static_cast<int>(t.shape[2]));
@@ -78,7 +77,7 @@ void copy_trellis(std::byte* to, const stored_matrix& m, std::byte* staging, cud
 
 // Copies m to `at` and moves `at` behind it. `checked`: what check_stored made of m.
 matrix_view copy_matrix(const stored_matrix& m, const stored_matrix& checked, std::byte*& at, std::byte* staging,
-                        cuda_stream on) {
+                        host_copies& way, cuda_stream on) {
   const stored_parts parts = parts_of(m);
   std::byte* place[4] = {};
   for (int i = 0; i < 4; ++i) {
@@ -86,10 +85,9 @@ matrix_view copy_matrix(const stored_matrix& m, const stored_matrix& checked, st
     if (!t) continue;
     place[i] = at;
     if (i == 0 && m.how == stored_matrix::format::exl3)
-      copy_trellis(at, m, staging, on);
+      copy_trellis(at, m, staging, way, on);
     else
-      cuda_check(cudaMemcpyAsync(at, t.data, static_cast<size_t>(t.size_bytes()), cudaMemcpyHostToDevice, on),
-                 m.name.c_str());
+      way.to_device(at, t.data, t.size_bytes(), on, m.name.c_str());
     at += aligned(t.size_bytes());
   }
   matrix_view v;
@@ -143,7 +141,8 @@ void expect_form(const matrix_view& v, const matrix_view& of, const std::string&
 
 } // namespace
 
-std::unique_ptr<cuda_matrix> load_cuda_matrix(const stored_matrix& m, cuda_memory& memory, cuda_stream on) {
+std::unique_ptr<cuda_matrix> load_cuda_matrix(const stored_matrix& m, cuda_memory& memory, host_copies& way,
+                                              cuda_stream on) {
   const stored_matrix checked = check_stored(m);
   const int64_t bytes = parts_of(m).size_bytes();
   std::byte* const block = memory.take(bytes, m.name, on);
@@ -151,12 +150,12 @@ std::unique_ptr<cuda_matrix> load_cuda_matrix(const stored_matrix& m, cuda_memor
   auto made = owner_of(m, {}, bytes);
   made->release = [&memory, block] { memory.give_back(block); };
   const staging_memory staging(memory, m.how == stored_matrix::format::exl3 ? m.trellis.size_bytes() : 0, on);
-  made->view = copy_matrix(m, checked, at, staging.at, on);
+  made->view = copy_matrix(m, checked, at, staging.at, way, on);
   return made;
 }
 
 std::unique_ptr<cuda_expert_set> load_cuda_experts(std::span<const stored_expert> stored, int32_t first,
-                                                   cuda_memory& memory, cuda_stream on) {
+                                                   cuda_memory& memory, host_copies& way, cuda_stream on) {
   auto set = std::make_unique<cuda_expert_set>();
   set->first = first;
   set->n_experts = static_cast<int32_t>(stored.size());
@@ -180,7 +179,7 @@ std::unique_ptr<cuda_expert_set> load_cuda_experts(std::span<const stored_expert
   std::vector<matrix_view> table;
   for (const stored_expert& e : stored)
     for (const stored_matrix* m : {&e.gate, &e.up, &e.down}) {
-      table.push_back(copy_matrix(*m, checked[table.size()], at, staging.at, on));
+      table.push_back(copy_matrix(*m, checked[table.size()], at, staging.at, way, on));
       // The gate and up products of an expert are one launch, so those two share a form as well.
       const size_t like = m == &e.down ? 2 : 0;
       expect_form(table.back(), table[std::min(like, table.size() - 1)], m->name,
@@ -188,9 +187,7 @@ std::unique_ptr<cuda_expert_set> load_cuda_experts(std::span<const stored_expert
       if (table.back().is_trellis != table[0].is_trellis)
         throw std::runtime_error(m->name + ": experts are all EXL3 or none of them on this backend");
     }
-  cuda_check(cudaMemcpyAsync(block, table.data(), table.size() * sizeof(matrix_view), cudaMemcpyHostToDevice, on),
-             "experts: table");
-  cuda_check(cudaStreamSynchronize(on), "experts: table"); // the table here is a local
+  way.to_device(block, table.data(), static_cast<int64_t>(table.size() * sizeof(matrix_view)), on, "experts: table");
   set->table = reinterpret_cast<const matrix_view*>(block);
   set->gate = table[0];
   set->up = table[1];
