@@ -8,6 +8,7 @@
 //
 // An output's sum runs over 16 dims or 16 keys at a time, ascending, whatever the tile: both tile sizes give one row
 // the same bits.
+#include "gpu/attention_few.cuh"
 #include "gpu/attention_keys.cuh"
 #include "gpu/attention_prompt.h"
 #include "gpu/cuda_check.cuh"
@@ -271,6 +272,8 @@ void attention_cuda(const attention_args& args, const step_rows& rows, int64_t f
   TROUPE_CHECK(first >= 0 && first + n_rows <= a.n_rows, "attention is for rows of the step");
   if (lane.rows == row_class::prefill && attention_prompt_serves(args, lane))
     attention_prompt_cuda(args, rows, first, n_rows, lane);
+  else if (lane.rows == row_class::decode && attention_few_serves(a, lane))
+    attention_few(a, first, n_rows, lane);
   else
     attention_any(a, first, n_rows, lane);
 }

@@ -26,24 +26,38 @@ __device__ __forceinline__ void begin_in_turn() {
   let_next_kernel_start();
 }
 
-// Launches a kernel all of whose threads call wait_for_kernel_before, and checks the launch. Early only in captured
-// graphs: decode is replayed from them, and what is launched one by one need not rely on it.
+// Launches a kernel all of whose threads call wait_for_kernel_before, in clusters of so many blocks along x, and checks
+// the launch. Early only in captured graphs: decode is replayed from them, and what is launched one by one need not
+// rely on it.
 template <class Kernel, class... Args>
-void launch_early(const Kernel& kernel, dim3 grid, dim3 block, int shared_bytes, cudaStream_t on, const char* what,
-                  const Args&... args) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+void launch_clusters(const Kernel& kernel, unsigned cluster, dim3 grid, dim3 block, size_t shared_bytes,
+                     cudaStream_t on, const char* what, const Args&... args) {
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  cuda_check(cudaStreamIsCapturing(on, &capturing), what);
+  cudaLaunchAttribute how[2] = {};
+  unsigned n = 0;
+  if (cluster > 1) {
+    how[n].id = cudaLaunchAttributeClusterDimension;
+    how[n].val.clusterDim.x = cluster, how[n].val.clusterDim.y = 1, how[n].val.clusterDim.z = 1;
+    ++n;
+  }
+  if (capturing == cudaStreamCaptureStatusActive) {
+    how[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    how[n].val.programmaticStreamSerializationAllowed = 1;
+    ++n;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = on;
-  config.attrs = &early;
-  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-  cuda_check(cudaStreamIsCapturing(on, &capturing), what);
-  config.numAttrs = capturing == cudaStreamCaptureStatusActive ? 1 : 0;
+  config.attrs = how, config.numAttrs = n;
   cuda_check(cudaLaunchKernelEx(&config, kernel, args...), what);
+}
+template <class Kernel, class... Args>
+void launch_early(const Kernel& kernel, dim3 grid, dim3 block, int shared_bytes, cudaStream_t on, const char* what,
+                  const Args&... args) {
+  launch_clusters(kernel, 1, grid, block, static_cast<size_t>(shared_bytes), on, what, args...);
 }
 
 } // namespace troupe

@@ -24,17 +24,17 @@ struct shape {
 };
 using key_form = shape::key_form;
 
-constexpr int64_t ring_rows = 256, n_slots = 40, entries = 8, table_width = 128, ratio = 2;
+constexpr int64_t ring_rows = 256, entries = 8, table_width = 128, ratio = 2;
 
 struct world {
   twins t;
   const shape& s;
   twin_tensor q, step_kv, rings, compressed, sink;
   std::vector<int32_t> selected; // of all rows, (R, k)
-  int64_t n_rows = 0;
+  int64_t n_rows = 0, n_slots = 1;
 
   explicit world(const shape& of) : s(of) {
-    for (const run_of_rows& run : s.runs) n_rows += run.n;
+    for (const run_of_rows& run : s.runs) n_rows += run.n, n_slots = std::max<int64_t>(n_slots, run.slot + 1);
     q = t.floats({n_rows, s.heads, s.dim}, 1);
     step_kv = keys(1, n_rows, 2, quantiser::fp8_32, false).reshape({n_rows, s.dim});
     rings = keys(n_slots, ring_rows, 3, quantiser::fp8_32, true);
@@ -153,6 +153,10 @@ const std::vector<shape> shapes{
      key_form::records},
     {"records, tiny", 4, 96, 8, 5, seen::causal, {{0, 0, 3}, {1, 7, 1}, {2, 300, 33}}, key_form::records},
     {"records, narrow", 6, 32, 16, 8, seen::causal, {{0, 0, 3}, {1, 70, 1}, {2, 300, 130}}, key_form::records},
+    {"wide, eleven heads", 11, 512, 40, 30, seen::causal, {{0, 0, 3}, {1, 90, 9, 95}, {2, 64, 1, 80}}},
+    {"wide, many keys", 9, 512, 100, 900, seen::causal, {{0, 1950, 2}, {3, 700, 3, 650}, {4, 1, 1}}},
+    {"wide, many keys of records", 8, 512, 200, 777, seen::causal, {{0, 1950, 2}, {3, 900, 3, 650}}, key_form::records},
+    {"wide, draft blocks", 5, 512, 20, 70, seen::draft_block, {{0, 300, 33}, {1, 4, 3}, {2, 0, 50}, {5, 77, 1, 90}}},
     {"one of everything", 1, 1, 1, 1, seen::causal, {{3, 0, 1}}},
     {"tiny", 4, 96, 8, 5, seen::causal, {{0, 0, 3}, {1, 7, 1}, {2, 300, 33}}},
     {"odd", 3, 37, 5, 7, seen::causal, {{0, 2, 3}, {1, 90, 9, 95}, {2, 64, 1, 80}}},
@@ -192,20 +196,30 @@ TEST_CASE("cuda attention: a sequence alone has the bits it has among others") {
   }
 }
 
-TEST_CASE("cuda attention: a prompt cut in two has the bits of one step") {
-  const shape whole{"whole", 64, 512, 128, 512, seen::causal, {{0, 700, 190}}, key_form::records};
-  shape cut = whole;
-  cut.runs = {{0, 700, 97}, {0, 797, 93}};
-  for (const row_class rows : both_classes) {
-    world a(whole), b(cut);
-    a.set_class(rows), b.set_class(rows);
-    const auto together = a.attend(0, 1);
-    const world::step first = b.step_of(0, 1);
-    auto parts = b.attend(0, 1);
-    b.t.device->write_rings(b.rings.device, b.step_kv.slice(0, first.n_rows).device, first.of(b.t, *b.t.device));
-    const auto rest = b.attend(1, 1);
-    parts.insert(parts.end(), rest.begin(), rest.end());
-    CHECK_MESSAGE(std::memcmp(parts.data(), together.data(), parts.size() * sizeof(float)) == 0, name_of(whole, rows));
+TEST_CASE("cuda attention: a step in chunks gives the bits of the step in one") {
+  std::vector<shape> of = shapes;
+  of.push_back({"whole", 64, 512, 128, 512, seen::causal, {{0, 700, 190}}, key_form::records});
+  for (const shape& s : of) {
+    if (s.keys < key_form::rounded || s.how != seen::causal) continue;
+    shape cut = s;
+    cut.runs.clear();
+    for (const run_of_rows& run : s.runs)
+      for (int64_t done = 0, n = (run.n + 1) / 2; done < run.n; done += n)
+        cut.runs.push_back({run.slot, run.first + done, std::min(n, run.n - done), run.floor});
+    for (const row_class rows : both_classes) {
+      world a(s), b(cut);
+      a.set_class(rows), b.set_class(rows);
+      const auto together = a.attend(0, s.runs.size());
+      std::vector<float> parts;
+      for (size_t i = 0; i < cut.runs.size(); ++i) {
+        const auto part = b.attend(i, 1);
+        parts.insert(parts.end(), part.begin(), part.end());
+        const world::step done = b.step_of(i, 1);
+        b.t.device->write_rings(b.rings.device, b.step_kv.slice(done.before, done.n_rows).device,
+                                done.of(b.t, *b.t.device));
+      }
+      CHECK_MESSAGE(std::memcmp(parts.data(), together.data(), parts.size() * sizeof(float)) == 0, name_of(s, rows));
+    }
   }
 }
 
