@@ -1,6 +1,7 @@
 // Sampling on the device: parts of rows are masked, edited and measured, weighed into bins, then a block a row draws.
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_lane.h"
+#include "gpu/early_launch.cuh"
 #include "gpu/sample_draw.cuh"
 #include "gpu/sample_logprobs.cuh"
 #include "storage/check.h"
@@ -63,6 +64,7 @@ __device__ bool change_part(const sample_view& v, const sample_row& rules, float
 
 // Grid (parts, rows): a block owns a part. Bound by the bytes of the logits, which the head left in L2.
 __global__ void __launch_bounds__(sample_threads) sample_parts_kernel(sample_view v) {
+  begin_in_turn();
   __shared__ part_state of_warp[sample_threads / warp_lanes];
   const int64_t row = blockIdx.y;
   const sample_row rules = v.rules[row];
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(sample_threads) sample_parts_kernel(sample_vie
   float* logits = v.logits + row * v.n;
   for (int i = static_cast<int>(blockIdx.x) * sample_threads + static_cast<int>(threadIdx.x); i < sample_bins;
        i += v.n_parts * sample_threads)
-    v.mass[row * sample_bins + i] = 0, v.count[row * sample_bins + i] = 0;
+    v.mass[row * sample_bins + i] = 0, v.count[row * sample_bins + i] = 0, v.taken[row * sample_bins + i] = 0;
   bool unsound = change_part(v, rules, logits, ids);
   uint64_t best = 0;
   float least = INFINITY;
@@ -97,26 +99,35 @@ __global__ void __launch_bounds__(sample_threads) sample_parts_kernel(sample_vie
   v.parts[row * v.n_parts + blockIdx.x] = all;
 }
 
-// What the parts of a row found together.
+// What the parts of a row found together. Whole warps call it.
 __device__ part_state whole_row(const sample_view& v, int64_t row) {
-  part_state all = v.parts[row * v.n_parts];
-  for (int p = 1; p < v.n_parts; ++p) {
+  part_state all{0, INFINITY, 0};
+  for (int p = static_cast<int>(threadIdx.x) % warp_lanes; p < v.n_parts; p += warp_lanes) {
     const part_state other = v.parts[row * v.n_parts + p];
     all.best = max(all.best, other.best);
     all.least = fminf(all.least, other.least);
     all.unsound |= other.unsound;
   }
+  all.best = lanes_largest(all.best);
+  all.least = -lanes_max(-all.least);
+  all.unsound = __any_sync(all_lanes, all.unsound != 0) != 0 ? 1U : 0U;
   return all;
+}
+
+// Whether a row has a choice to make.
+__device__ bool draws(const part_state& all, const sample_row& rules) {
+  return all.unsound == 0 && all.best != 0 && rules.temperature != 0;
 }
 
 // Grid (parts, rows). Bound by the f64 exponentials: about 60 f64 instructions an id, 4 us for 8 rows of 129280 on an
 // H200 if all of them are kept.
 __global__ void __launch_bounds__(sample_threads) sample_bins_kernel(sample_view v) {
+  begin_in_turn();
   __shared__ uint64_t mass[sample_bins];
   __shared__ uint32_t count[sample_bins];
   const int64_t row = blockIdx.y;
   const part_state all = whole_row(v, row);
-  if (all.unsound != 0 || all.best == 0 || v.rules[row].temperature == 0) return;
+  if (!draws(all, v.rules[row])) return;
   const row_scale scale(v.rules[row], logit_of(all.best), all.least, v.mass_bits);
   for (int i = static_cast<int>(threadIdx.x); i < sample_bins; i += sample_threads) mass[i] = 0, count[i] = 0;
   __syncthreads();
@@ -138,6 +149,42 @@ __global__ void __launch_bounds__(sample_threads) sample_bins_kernel(sample_view
   }
 }
 
+// Grid (parts, rows): the places of what is kept, each behind the places of all bins before its own. Bound by latency.
+__global__ void __launch_bounds__(sample_threads) sample_sort_kernel(sample_view v) {
+  begin_in_turn();
+  constexpr int own = sample_bins / sample_threads, n_warps = sample_threads / warp_lanes;
+  __shared__ uint32_t before[sample_bins], of_warp[n_warps];
+  const int64_t row = blockIdx.y;
+  const part_state all = whole_row(v, row);
+  if (!draws(all, v.rules[row])) return;
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes, warp = static_cast<int>(threadIdx.x) / warp_lanes;
+  uint32_t count[own], sum = 0;
+#pragma unroll
+  for (int i = 0; i < own; ++i) count[i] = v.count[row * sample_bins + threadIdx.x * own + i], sum += count[i];
+  uint32_t upto = sum;
+  for (int step = 1; step < warp_lanes; step *= 2) {
+    const uint32_t other = __shfl_up_sync(all_lanes, upto, step);
+    if (lane >= step) upto += other;
+  }
+  if (lane == warp_lanes - 1) of_warp[warp] = upto;
+  __syncthreads();
+  upto -= sum;
+  for (int w = 0; w < warp; ++w) upto += of_warp[w];
+#pragma unroll
+  for (int i = 0; i < own; ++i) before[threadIdx.x * own + i] = upto, upto += count[i];
+  __syncthreads();
+  const row_scale scale(v.rules[row], logit_of(all.best), all.least, v.mass_bits);
+  const part_range ids(v);
+  uint32_t* taken = v.taken + row * sample_bins;
+#pragma unroll 4
+  for (int64_t id = ids.first + threadIdx.x; id < ids.end; id += sample_threads) {
+    const float logit = v.logits[row * v.n + id];
+    if (!(scale.log_weight(logit) >= scale.least_log_weight)) continue;
+    const int bin = scale.bin_of(logit);
+    v.sorted[row * v.n + before[bin] + atomicAdd(taken + bin, 1U)] = place_of(logit, id);
+  }
+}
+
 // The logit of an id as it was before masks and edits; all threads call it. An id that was drawn is not masked.
 __device__ float raw_logit(const sample_view& v, const sample_row& rules, int64_t row, int32_t id) {
   __shared__ float raw;
@@ -152,6 +199,7 @@ __device__ float raw_logit(const sample_view& v, const sample_row& rules, int64_
 
 // A block a row.
 __global__ void __launch_bounds__(draw_threads) sample_draw_kernel(sample_view v) {
+  begin_in_turn();
   __shared__ row_draw::shared memory;
   const int64_t row = blockIdx.x;
   const part_state all = whole_row(v, row);
@@ -159,8 +207,8 @@ __global__ void __launch_bounds__(draw_threads) sample_draw_kernel(sample_view v
   int32_t id = all.unsound != 0 ? sample_unsound : sample_all_masked;
   if (all.unsound == 0 && all.best != 0) {
     uint64_t place = all.best;
-    if (rules.temperature != 0) {
-      row_draw draw(memory, v.logits + row * v.n, v.n, row_scale(rules, logit_of(all.best), all.least, v.mass_bits));
+    if (draws(all, rules)) {
+      row_draw draw(memory, v.sorted + row * v.n, row_scale(rules, logit_of(all.best), all.least, v.mass_bits));
       draw.load(v.mass + row * sample_bins, v.count + row * sample_bins);
       place = draw_token(draw, rules);
     }
@@ -192,6 +240,8 @@ best_scratch cut(sample_view& v, sample_scratch& from, int64_t rows, int64_t n_b
   v.parts = from.take<part_state>(rows * v.n_parts);
   v.mass = from.take<uint64_t>(rows * sample_bins);
   v.count = from.take<uint32_t>(rows * sample_bins);
+  v.taken = from.take<uint32_t>(rows * sample_bins);
+  v.sorted = from.take<uint64_t>(rows * v.n);
   v.raw_parts = from.take<double>(rows * v.n_parts * 2);
   v.log_total = from.take<double>(rows);
   auto* chosen = from.take<int32_t>(rows * n_best);
@@ -217,12 +267,10 @@ void sample_slab(const sample_args& a, sample_view v, int64_t first, int64_t row
                                                   n_best > 0 ? a.best_logprobs.f32() + first * n_best : nullptr);
     cuda_check_launch("sample: best of raw logits");
   }
-  sample_parts_kernel<<<grid, sample_threads, 0, lane.on>>>(v);
-  cuda_check_launch("sample: masks and edits");
-  sample_bins_kernel<<<grid, sample_threads, 0, lane.on>>>(v);
-  cuda_check_launch("sample: bins");
-  sample_draw_kernel<<<blocks, draw_threads, 0, lane.on>>>(v);
-  cuda_check_launch("sample: draw");
+  launch_early(sample_parts_kernel, grid, sample_threads, 0, lane.on, "sample: masks and edits", v);
+  launch_early(sample_bins_kernel, grid, sample_threads, 0, lane.on, "sample: bins", v);
+  launch_early(sample_sort_kernel, grid, sample_threads, 0, lane.on, "sample: places", v);
+  launch_early(sample_draw_kernel, blocks, draw_threads, 0, lane.on, "sample: draw", v);
 }
 
 } // namespace
@@ -241,7 +289,7 @@ void sample_cuda(const sample_args& a, const cuda_lane& lane) {
   sample_scratch one{0, lane.scratch};
   cut(v, one, 1, a.best_ids ? a.best_ids.shape[1] : 0);
   const int64_t slab = std::min<int64_t>({n_rows, lane.scratch_bytes / one.used, 65535});
-  TROUPE_CHECK(slab > 0, "the scratch of a lane holds the bins of a row");
+  TROUPE_CHECK(slab > 0, "the scratch of a lane holds the bins and places of a row");
   for (int64_t first = 0; first < n_rows; first += slab) sample_slab(a, v, first, std::min(slab, n_rows - first), lane);
 }
 

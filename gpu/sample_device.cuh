@@ -7,7 +7,7 @@
 namespace troupe::device {
 
 inline constexpr int sample_bins = 2048;
-inline constexpr int sample_parts = 16;    // of a row, at most
+inline constexpr int sample_parts = 64;    // of a row, at most
 inline constexpr int sample_threads = 512; // of a block that owns a part
 
 // Larger first, equal logits by ascending id: the one order of the chain, descending in this number.
@@ -43,6 +43,8 @@ struct sample_view {
   part_state* parts; // (rows, n_parts)
   uint64_t* mass;    // (rows, bins) of what is kept
   uint32_t* count;   // (rows, bins)
+  uint32_t* taken;   // (rows, bins): places that `sorted` has of a bin
+  uint64_t* sorted;  // (rows, n): places of what is kept, bin after bin, in any order within one
   double* raw_parts; // (rows, n_parts, 2): largest, sum of exp(logit - largest)
   double* log_total; // (rows) log(sum(exp(raw logits)))
 };

@@ -23,7 +23,7 @@ struct draw_place {
   uint64_t place, mass; // the item, and the mass up to and with it
 };
 
-// A block owns a row. Bound by the latency of its passes over the logits, which lie in L2: 5 us each for 129280 ids.
+// A block owns a row. Bound by the latency of a dozen steps: it reads the histogram and the items of two or three bins.
 class row_draw {
 public:
   struct shared {
@@ -39,8 +39,9 @@ public:
     uint32_t n;
   };
 
-  __device__ row_draw(shared& memory, const float* logits, int64_t n, const row_scale& scale)
-      : s_(memory), logits_(logits), n_(n), scale_(scale) {}
+  // sorted: places of the kept items, bin after bin.
+  __device__ row_draw(shared& memory, const uint64_t* sorted, const row_scale& scale)
+      : s_(memory), sorted_(sorted), scale_(scale) {}
 
   __device__ uint64_t total_mass() const { return s_.mass_upto[sample_bins - 1]; }
   __device__ uint32_t total_count() const { return s_.count_upto[sample_bins - 1]; }
@@ -99,14 +100,11 @@ public:
 private:
   // Calls f(place, log weight) for the kept items of a bin whose known bits are those of `prefix`.
   template <class F> __device__ void each_item(int bin, uint64_t prefix, uint64_t known, const F& f) const {
-#pragma unroll 8
-    for (int64_t i = threadIdx.x; i < n_; i += draw_threads) {
-      const float logit = logits_[i];
-      if (scale_.bin_of(logit) != bin) continue;
-      const uint64_t place = place_of(logit, i);
-      if ((place & known) != prefix) continue;
-      const double weight = scale_.log_weight(logit);
-      if (weight >= scale_.least_log_weight) f(place, weight);
+    const uint32_t end = s_.count_upto[bin];
+#pragma unroll 4
+    for (uint32_t i = (bin > 0 ? s_.count_upto[bin - 1] : 0) + threadIdx.x; i < end; i += draw_threads) {
+      const uint64_t place = sorted_[i];
+      if ((place & known) == prefix) f(place, scale_.log_weight(logit_of(place)));
     }
   }
 
@@ -163,8 +161,7 @@ private:
   }
 
   shared& s_;
-  const float* logits_;
-  int64_t n_;
+  const uint64_t* sorted_;
   row_scale scale_;
 };
 

@@ -170,7 +170,8 @@ TEST_CASE("cuda sample: log-probabilities are of the raw logits, best first") {
 }
 
 TEST_CASE("cuda sample: a row alone has the token it has among others, in slabs too") {
-  auto b = make_cuda_backend({.scratch_bytes = 64 << 20}), small = make_cuda_backend({.scratch_bytes = 100 << 10});
+  auto b = make_cuda_backend({.scratch_bytes = 64 << 20}),
+       small = make_cuda_backend({.scratch_bytes = 3 << 20}); // two rows
   const int64_t vocabulary = 129280;
   const auto logits = random_floats(9 * vocabulary, 3, 2);
   const auto turns = mixed_turns(9, 100);
