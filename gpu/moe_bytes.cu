@@ -22,11 +22,10 @@ struct run_codes {
 // Grid (pairs, matrices): the row of a pair for each of its matrices.
 template <int First> __global__ void __launch_bounds__(pack_threads) pack_runs_kernel(moe_args a, run_codes to) {
   begin_in_turn();
+  const int which = blockIdx.y, expert = a.ids[blockIdx.x] - a.first; // that of its run, which takes a read more
   const run_place place = a.list.places[blockIdx.x];
   if (place.run < 0) return;
-  const expert_run& run = a.list.runs[place.run];
-  const int which = blockIdx.y;
-  const matrix_view& m = a.table[run.expert * 3 + First + which];
+  const matrix_view& m = a.table[expert * 3 + First + which];
   const float* x = First == 0 ? a.x + static_cast<int64_t>(blockIdx.x / a.k) * a.dim
                               : a.hidden + static_cast<int64_t>(blockIdx.x) * a.width;
   pack_row(x, m.in, m.trellis.in, m.trellis.suh, to.of(place.run, which), to.groups, place.at,
