@@ -12,6 +12,7 @@
 #include "gpu/index_view.cuh"
 
 #include "gpu/cuda_check.cuh"
+#include "gpu/early_launch.cuh"
 #include "gpu/mma.cuh"
 
 #include <algorithm>
@@ -252,6 +253,7 @@ __device__ __noinline__ float sum_heads_in_order(warp_memory& of, const query_me
 }
 
 __global__ void __launch_bounds__(threads, 2) record_scores_kernel(index_view a) {
+  begin_in_turn();
   __shared__ query_memory query;
   __shared__ warp_memory memory[n_warps];
   const int64_t r = a.first + blockIdx.y, visible = visible_of(a, r), n = items_of(a, visible);
@@ -292,8 +294,7 @@ void run_record_scores(const index_view& a, int64_t n_rows, int64_t n_items, con
   const int64_t wanted = (2 * static_cast<int64_t>(lane.n_multiprocessors) + n_rows - 1) / n_rows;
   const dim3 grid(static_cast<unsigned>(std::clamp<int64_t>((n_items + block_items - 1) / block_items, 1, wanted)),
                   static_cast<unsigned>(n_rows));
-  record_scores_kernel<<<grid, threads, 0, lane.on>>>(a);
-  cuda_check_launch("index scores of records");
+  launch_early(record_scores_kernel, grid, threads, 0, lane.on, "index scores of records", a);
 }
 
 } // namespace troupe

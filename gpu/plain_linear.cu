@@ -11,10 +11,12 @@ namespace troupe {
 namespace {
 
 constexpr uint32_t all = 0xFFFFFFFF;
-constexpr int few_rows = 8;           // of a block of the kernel for few rows
-constexpr int tile = 8;               // rows and outputs of a warp of the other one
-constexpr int tile_warps = 16;        // of a block, which fills a multiprocessor with 128 registers a thread
-constexpr int64_t fewest_tiles = 256; // below, the kernel for few rows keeps more multiprocessors busy
+constexpr int few_rows = 8;            // of a block of the kernel for few rows
+constexpr int tile = 8;                // rows and outputs of a warp of the other one
+constexpr int tile_warps = 16;         // of a block, which fills a multiprocessor with 128 registers a thread
+constexpr int64_t fewest_tiles = 256;  // below, the kernel for few rows keeps more multiprocessors busy
+constexpr int64_t fewest_blocks = 256; // below, every row has blocks of its own, which find the weights in L2
+constexpr int64_t fewest_many = 128;   // rows for which that kernel reads the weights too often, however few outputs
 constexpr int64_t most_grid_rows = 65535;
 
 struct plain_product {
@@ -53,7 +55,7 @@ __global__ void __launch_bounds__(32 * plain_slices::most) few_rows_kernel(plain
     const int n_rows = static_cast<int>(min(static_cast<int64_t>(Rows), p.rows - first));
     const float* x = p.x + first * p.x_stride;
     float sum[Rows] = {};
-#pragma unroll(Rows == 1 ? 5 : 2)
+#pragma unroll(Rows == 1 ? 10 : 2)
     for (int k = begin; k < end; k += plain_slices::chunk) {
       float w[4];
       load_weights<How, Fours>(w, p.m, p.in, n, k);
@@ -139,6 +141,7 @@ __global__ void __launch_bounds__(32 * tile_warps, 1) many_rows_kernel(plain_pro
   }
 }
 
+// A grid row for every Rows rows.
 template <plain_view::format How, int Rows> void launch_few(plain_product p, bool fours, cuda_stream on) {
   p.outs = std::max(plain_slices::most / p.slices.n, 1);
   const dim3 grid(static_cast<unsigned>((p.out + p.outs - 1) / p.outs),
@@ -150,13 +153,17 @@ template <plain_view::format How, int Rows> void launch_few(plain_product p, boo
     launch_early(few_rows_kernel<How, Rows, false>, grid, threads, 0, on, "linear: few rows", p);
 }
 
-template <plain_view::format How> void launch_many(plain_product p, cuda_stream on) {
+// Blocks as small as keeps the turns of the multiprocessors few.
+template <plain_view::format How> void launch_many(plain_product p, const cuda_lane& lane) {
   const int out_tiles = (p.out + tile - 1) / tile;
   p.outs = std::min(out_tiles, 4);
-  const int64_t row_warps = tile_warps / p.outs, row_tiles = (p.rows + tile - 1) / tile;
-  const dim3 grid(static_cast<unsigned>((out_tiles + p.outs - 1) / p.outs),
+  const int64_t row_tiles = (p.rows + tile - 1) / tile, columns = (out_tiles + p.outs - 1) / p.outs;
+  const int64_t places = std::max<int64_t>(lane.n_multiprocessors / columns, 1), most = tile_warps / p.outs;
+  const int64_t turns = (row_tiles + places * most - 1) / (places * most);
+  const int64_t row_warps = (row_tiles + places * turns - 1) / (places * turns);
+  const dim3 grid(static_cast<unsigned>(columns),
                   static_cast<unsigned>(std::min<int64_t>((row_tiles + row_warps - 1) / row_warps, most_grid_rows)));
-  many_rows_kernel<How><<<grid, static_cast<unsigned>(32 * p.outs * row_warps), 0, on>>>(p);
+  many_rows_kernel<How><<<grid, static_cast<unsigned>(32 * p.outs * row_warps), 0, lane.on>>>(p);
 }
 
 // Whether inputs and weights can be read four at a time. Weights of fp4 come in pairs, scales in groups of 32.
@@ -175,9 +182,9 @@ void plain_linear_cuda(tensor y, tensor x, const matrix_view& m, int64_t rows, i
   const bool fours = reads_fours(p);
   const int64_t tiles = (rows / tile) * (m.out / tile); // whole ones: none where rows or outputs are fewer than a tile
   with_format(m.plain.how, [&]<plain_view::format How>() {
-    if (fours && tiles >= fewest_tiles)
-      launch_many<How>(p, lane.on);
-    else if (rows == 1)
+    if (fours && tiles > 0 && (tiles >= fewest_tiles || rows >= fewest_many))
+      launch_many<How>(p, lane);
+    else if (rows == 1 || rows * p.out <= fewest_blocks)
       launch_few<How, 1>(p, fours, lane.on);
     else
       launch_few<How, few_rows>(p, fours, lane.on);

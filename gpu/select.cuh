@@ -6,6 +6,7 @@
 #pragma once
 
 #include "gpu/cuda_check.cuh"
+#include "gpu/early_launch.cuh"
 #include "gpu/order.cuh"
 
 #include <algorithm>
@@ -92,6 +93,7 @@ __device__ uint32_t threshold_of(const Items& items, int64_t row, int64_t first,
 template <class Items>
 __global__ void __launch_bounds__(select_threads)
     select_kernel(Items items, int32_t* to, uint32_t* to_order, int64_t k, int64_t segment) {
+  begin_in_turn();
   __shared__ uint32_t bins[select_bins], shared[select_threads / warp_lanes];
   const int64_t row = blockIdx.y, first = blockIdx.x * segment, count = items.count(row);
   if (first >= count && blockIdx.x > 0) return; // nobody reads what such segments leave
@@ -149,16 +151,16 @@ void select_best(const Items& items, int64_t n_rows, int64_t n_items, int32_t* t
   const int64_t left = survivors(n_items, k), segment = segment_of(k), n_segments = left == 0 ? 1 : left / k;
   const dim3 grid(static_cast<unsigned>(n_segments), static_cast<unsigned>(n_rows));
   if (left == 0) {
-    select_kernel<<<grid, select_threads, 0, on>>>(items, to, static_cast<uint32_t*>(nullptr), k, segment);
-    return cuda_check_launch("selection");
+    return launch_early(select_kernel<Items>, grid, select_threads, 0, on, "selection", items, to,
+                        static_cast<uint32_t*>(nullptr), k, segment);
   }
   auto* numbers = reinterpret_cast<int32_t*>(between);
   uint32_t* orders = between + n_rows * left;
-  select_kernel<<<grid, select_threads, 0, on>>>(items, numbers, orders, k, segment);
-  cuda_check_launch("selection in segments");
+  launch_early(select_kernel<Items>, grid, select_threads, 0, on, "selection in segments", items, numbers, orders, k,
+               segment);
   const survivor_items<Items> rest{items, numbers, orders, k, segment, left};
-  select_kernel<<<dim3(1, grid.y), select_threads, 0, on>>>(rest, to, static_cast<uint32_t*>(nullptr), k, left);
-  cuda_check_launch("selection of the best segments");
+  launch_early(select_kernel<survivor_items<Items>>, dim3(1, grid.y), select_threads, 0, on,
+               "selection of the best segments", rest, to, static_cast<uint32_t*>(nullptr), k, left);
 }
 
 } // namespace troupe::device

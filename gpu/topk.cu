@@ -21,6 +21,7 @@ constexpr int64_t max_slab = 32768; // rows a launch: they are blocks of the sec
 
 // best[row][block] = the order of the best entry of a candidate block; the newest visible block counts as infinite.
 __global__ void block_best_kernel(index_view a, uint32_t* best, int64_t stride) {
+  begin_in_turn();
   const int64_t r = a.first + blockIdx.y, visible = visible_of(a, r);
   const int64_t n = (visible + a.candidate_block - 1) / a.candidate_block;
   const uint32_t* order = a.order + blockIdx.y * a.stride;
@@ -107,8 +108,7 @@ void select_entries_cuda(const index_args& args, const step_rows& rows, const cu
     if (!args.candidates_out) continue;
     const dim3 grid(static_cast<unsigned>(std::clamp<int64_t>((n_blocks + 255) / 256, 1, 1024)),
                     static_cast<unsigned>(n));
-    block_best_kernel<<<grid, 256, 0, lane.on>>>(a, best, n_blocks);
-    cuda_check_launch("candidate blocks");
+    launch_early(block_best_kernel, grid, 256, 0, lane.on, "candidate blocks", a, best, n_blocks);
     select_best(block_items{a, best, n_blocks}, n, n_blocks, args.candidates_out.i32() + a.first * blocks_out,
                 blocks_out, between, lane.on);
   }
