@@ -197,6 +197,11 @@ public:
   // Streams (model.md 2.1).
   virtual void mix(const mix_args&) = 0;
   virtual void fold(tensor x, tensor h, tensor pre) = 0; // x (R, D) = sum_m pre[m] h[m]
+  // x = the norm of the fold, as the two calls one after the other.
+  virtual void fold_norm(tensor x, tensor h, tensor pre, tensor weight, float eps) {
+    fold(x, h, pre);
+    rms_norm(x, x, weight, eps);
+  }
   virtual void expand(tensor h, tensor y, tensor post,
                       tensor comb) = 0;             // h[k] = post[k] y + sum_j comb[j][k] h[j], in place
   virtual void spread(tensor h, tensor x) = 0;      // h (R, M, D) = x (R, D) copied M times

@@ -139,6 +139,9 @@ public:
     });
   }
   void fold(tensor x, tensor h, tensor pre) override { fold_cuda(x, h, pre, lane()); }
+  void fold_norm(tensor x, tensor h, tensor pre, tensor weight, float eps) override {
+    fold_norm_cuda(x, h, pre, weight, eps, lane());
+  }
   void expand(tensor h, tensor y, tensor post, tensor comb) override { expand_cuda(h, y, post, comb, lane()); }
   void spread(tensor h, tensor x) override { spread_cuda(h, x, lane()); }
   void mean_copies(tensor y, tensor h) override { mean_copies_cuda(y, h, lane()); }
@@ -366,10 +369,10 @@ private:
   bool is_replaying_ = false;
   double replayed_us_ = 0;
   cuda_memory memory_;
+  host_copies copies_;
   cuda_lane lane_, side_lane_; // lane_: of the calls; exchanged while side work is called
   bool is_capturing_ = false, is_beside_ = false, has_side_work_ = false;
   std::vector<row_run> runs_;
-  host_copies copies_;
   std::set<weight_variant> variants_;
   std::vector<float> meeting_; // host memory for collectives, reused
 };

@@ -122,6 +122,46 @@ __global__ void fold_kernel(float* x, const float* h, const float* pre, int64_t 
   }
 }
 
+// Fold and norm of a row, which a block owns: the folded elements stay in registers between the two. Sums have the
+// order of rms_norm, whose threads a row has. Prefill is bound by the bytes of h.
+constexpr int held_fours = 2; // of a thread
+
+template <int Max, bool Fours>
+__global__ void __launch_bounds__(768)
+    fold_norm_kernel(float* x, const float* h, const float* pre, const float* weight, int m, int64_t dim, float eps) {
+  begin_in_turn();
+  __shared__ float shared[1][device::max_warps];
+  const int64_t r = blockIdx.x, first = 4 * threadIdx.x, step = 4 * blockDim.x;
+  float4 in[held_fours][Max], held[held_fours];
+#pragma unroll
+  for (int j = 0; j < held_fours; ++j)
+#pragma unroll
+    for (int k = 0; k < Max; ++k)
+      if (k < m && first + j * step < dim)
+        in[j][k] = device::load_four<Fours>(h + (r * m + k) * dim, first + j * step, dim);
+  float sum[1] = {0};
+#pragma unroll
+  for (int j = 0; j < held_fours; ++j) {
+    if (first + j * step >= dim) break;
+    const float by = pre[r * m];
+    held[j] = device::each_of(in[j][0], [=](float v) { return by * v; });
+#pragma unroll
+    for (int k = 1; k < Max; ++k)
+      if (k < m) held[j] = device::fused(pre[r * m + k], in[j][k], held[j]);
+    sum[0] = device::fused_squares(held[j], sum[0]);
+  }
+  device::block_sums(sum, shared);
+  const float by = 1.0F / sqrtf(sum[0] / static_cast<float>(dim) + eps);
+#pragma unroll
+  for (int j = 0; j < held_fours; ++j) {
+    const int64_t i = first + j * step;
+    if (i >= dim) break;
+    const float4 w = device::load_four<Fours>(weight, i, dim);
+    device::store_four<Fours>(x + r * dim, i, dim,
+                              device::each_of(w, held[j], [=](float a, float b) { return a * (b * by); }));
+  }
+}
+
 template <int Max, bool Fours>
 __global__ void expand_kernel(float* h, const float* y, const float* post, const float* comb, int64_t n_rows, int m,
                               int64_t dim) {
@@ -197,6 +237,21 @@ void fold_cuda(tensor x, tensor h, tensor pre, const cuda_lane& lane) {
   const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
   launch_early(kernel, g.grid, g.block, 0, lane.on, "fold", x.f32(), h.f32(), pre.f32(), n_rows, static_cast<int>(m),
                dim);
+}
+
+void fold_norm_cuda(tensor x, tensor h, tensor pre, tensor weight, float eps, const cuda_lane& lane) {
+  const int64_t n_rows = h.shape[0], m = h.shape[1], dim = h.shape[2], threads = threads_of_row(dim);
+  if (m > 4 || 4 * threads * held_fours < dim) {
+    fold_cuda(x, h, pre, lane);
+    return rms_norm_cuda(x, x, weight, eps, lane);
+  }
+  if (h.n_elements() == 0) return;
+  TROUPE_CHECK(x.n_elements() == n_rows * dim && pre.n_elements() == n_rows * m && weight.n_elements() == dim,
+               "residual copies are folded into rows as wide as the norm");
+  const bool fours = in_fours(dim, {x.data, h.data, weight.data});
+  launch_early(fours ? fold_norm_kernel<4, true> : fold_norm_kernel<4, false>, static_cast<unsigned>(n_rows),
+               static_cast<unsigned>(threads), 0, lane.on, "fold_norm", x.f32(), h.f32(), pre.f32(), weight.f32(),
+               static_cast<int>(m), dim, eps);
 }
 
 void expand_cuda(tensor h, tensor y, tensor post, tensor comb, const cuda_lane& lane) {

@@ -45,8 +45,7 @@ void run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
   if (w.role.tap >= 0 && ctx.b.taps) tap(ctx, w.role.tap);
 
   be.beside([&] { mix(ctx, w.attention_mix, pre_attention); });
-  be.fold(x, ctx.h, ctx.pre); // the mix of the half before
-  be.rms_norm(x, x, w.attention.norm, ctx.c.eps);
+  be.fold_norm(x, ctx.h, ctx.pre, w.attention.norm, ctx.c.eps); // by the mix of the half before
   ctx.show("attn_in", x);
   run_attention(ctx, w.attention, w.role, cache, y, x);
   ctx.show("attn_out", y);
@@ -58,8 +57,7 @@ void run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
   ctx.show("stream_mid", ctx.h);
 
   be.beside([&] { mix(ctx, w.moe_mix, pre_moe); }); // ctx.pre may be this buffer: it was used above
-  be.fold(x, ctx.h, pre_attention);
-  be.rms_norm(x, x, w.moe.norm, ctx.c.eps);
+  be.fold_norm(x, ctx.h, pre_attention, w.moe.norm, ctx.c.eps);
   ctx.show("ffn_in", x);
   run_experts(ctx, w.moe, draft_stage ? ctx.c.draft.active_experts : ctx.c.active_experts, y, x);
   ctx.show("moe_out", y);

@@ -14,7 +14,7 @@ constexpr mix_case mix_cases[] = {{4, 5120}, {4, 96}, {4, 37}, {1, 8}, {2, 32}, 
 TEST_CASE("cuda mix: coefficients are near the twin and a row's own") {
   twins t;
   for (const auto [m, dim] : mix_cases)
-    for (int64_t n : {1, 3, 33}) {
+    for (int64_t n : {1, 3, 33, 130}) {
       const int64_t n_out = (2 + m) * m;
       auto weight = random_floats(n_out * m * dim, 20, 1.0F / std::sqrt(static_cast<float>(m * dim)));
       stored_matrix stored;
@@ -42,6 +42,26 @@ TEST_CASE("cuda mix: coefficients are near the twin and a row's own") {
       t.near("mix comb", comb, 2e-5);
       alone_equals_together("mix pre", t, pre, run);
       alone_equals_together("mix comb", t, comb, run);
+    }
+}
+
+TEST_CASE("cuda mix: fold_norm has the bits of a fold and a norm, and a row its own") {
+  twins t;
+  for (const auto [m, dim] : mix_cases)
+    for (int64_t n : {1, 3, 33}) {
+      const auto h = t.floats({n, m, dim}, 40), pre = t.floats({n, m}, 41), weight = t.floats({dim}, 42);
+      const auto apart = t.output({n, dim}), together = t.output({n, dim});
+      backend& b = *t.device;
+      b.fold(apart.device, h.device, pre.device);
+      b.rms_norm(apart.device, apart.device, weight.device, 1e-6F);
+      const auto run = [&](backend& on, int64_t first, int64_t count) {
+        const auto of = [&](const twin_tensor& v) { return t.of(on, v.slice(first, count)); };
+        on.fold_norm(of(together), of(h), of(pre), t.of(on, weight), 1e-6F);
+      };
+      t.run([&](backend& on) { run(on, 0, n); });
+      CHECK(t.read_device<uint32_t>(together) == t.read_device<uint32_t>(apart));
+      t.near("fold_norm", together, 1e-5);
+      alone_equals_together("fold_norm", t, together, run);
     }
 }
 
