@@ -149,31 +149,18 @@ __global__ void __launch_bounds__(sample_threads) sample_bins_kernel(sample_view
   }
 }
 
-// Grid (parts, rows): the places of what is kept, each behind the places of all bins before its own. Bound by latency.
+// Grid (parts, rows): the places of what may be drawn, each behind the places of all bins before its own. Bound by the
+// atomics, hence no bin behind the nucleus.
 __global__ void __launch_bounds__(sample_threads) sample_sort_kernel(sample_view v) {
   begin_in_turn();
-  constexpr int own = sample_bins / sample_threads, n_warps = sample_threads / warp_lanes;
-  __shared__ uint32_t before[sample_bins], of_warp[n_warps];
+  __shared__ bin_sums sums;
   const int64_t row = blockIdx.y;
   const part_state all = whole_row(v, row);
-  if (!draws(all, v.rules[row])) return;
-  const int lane = static_cast<int>(threadIdx.x) % warp_lanes, warp = static_cast<int>(threadIdx.x) / warp_lanes;
-  uint32_t count[own], sum = 0;
-#pragma unroll
-  for (int i = 0; i < own; ++i) count[i] = v.count[row * sample_bins + threadIdx.x * own + i], sum += count[i];
-  uint32_t upto = sum;
-  for (int step = 1; step < warp_lanes; step *= 2) {
-    const uint32_t other = __shfl_up_sync(all_lanes, upto, step);
-    if (lane >= step) upto += other;
-  }
-  if (lane == warp_lanes - 1) of_warp[warp] = upto;
-  __syncthreads();
-  upto -= sum;
-  for (int w = 0; w < warp; ++w) upto += of_warp[w];
-#pragma unroll
-  for (int i = 0; i < own; ++i) before[threadIdx.x * own + i] = upto, upto += count[i];
-  __syncthreads();
-  const row_scale scale(v.rules[row], logit_of(all.best), all.least, v.mass_bits);
+  const sample_row rules = v.rules[row];
+  if (!draws(all, rules)) return;
+  sums.load<sample_threads>(v.mass + row * sample_bins, v.count + row * sample_bins);
+  const int last = sums.last_bin<sample_threads>(rules);
+  const row_scale scale(rules, logit_of(all.best), all.least, v.mass_bits);
   const part_range ids(v);
   uint32_t* taken = v.taken + row * sample_bins;
 #pragma unroll 4
@@ -181,7 +168,9 @@ __global__ void __launch_bounds__(sample_threads) sample_sort_kernel(sample_view
     const float logit = v.logits[row * v.n + id];
     if (!(scale.log_weight(logit) >= scale.least_log_weight)) continue;
     const int bin = scale.bin_of(logit);
-    v.sorted[row * v.n + before[bin] + atomicAdd(taken + bin, 1U)] = place_of(logit, id);
+    if (bin > last) continue;
+    const uint32_t before = bin > 0 ? sums.count_upto[bin - 1] : 0;
+    v.sorted[row * v.n + before + atomicAdd(taken + bin, 1U)] = place_of(logit, id);
   }
 }
 

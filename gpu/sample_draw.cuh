@@ -19,6 +19,64 @@ struct draw_mark {
   }
 };
 
+// The sums of a row's histogram, by a block of Threads. In shared memory.
+struct bin_sums {
+  uint64_t mass_upto[sample_bins]; // inclusive
+  uint32_t count_upto[sample_bins];
+  uint64_t warp_mass[max_warps];
+  uint32_t warp_count[max_warps];
+  int found;
+
+  template <int Threads> __device__ void load(const uint64_t* mass, const uint32_t* count) {
+    constexpr int own = sample_bins / Threads;
+    const int lane = static_cast<int>(threadIdx.x) % warp_lanes, warp = static_cast<int>(threadIdx.x) / warp_lanes;
+    const int first = static_cast<int>(threadIdx.x) * own;
+    uint64_t own_mass[own], m = 0;
+    uint32_t own_count[own], c = 0;
+#pragma unroll
+    for (int i = 0; i < own; ++i) m += own_mass[i] = mass[first + i], c += own_count[i] = count[first + i];
+    const uint64_t of_thread = m;
+    const uint32_t count_of_thread = c;
+    for (int step = 1; step < warp_lanes; step *= 2) {
+      const uint64_t other_mass = __shfl_up_sync(all_lanes, m, step);
+      const uint32_t other_count = __shfl_up_sync(all_lanes, c, step);
+      if (lane >= step) m += other_mass, c += other_count;
+    }
+    if (lane == warp_lanes - 1) warp_mass[warp] = m, warp_count[warp] = c;
+    __syncthreads();
+    m -= of_thread, c -= count_of_thread;
+    for (int w = 0; w < warp; ++w) m += warp_mass[w], c += warp_count[w];
+#pragma unroll
+    for (int i = 0; i < own; ++i) {
+      m += own_mass[i], c += own_count[i];
+      mass_upto[first + i] = m, count_upto[first + i] = c;
+    }
+    __syncthreads();
+  }
+
+  // The first bin up to which `mark` holds, the last one where it never does. All threads call it.
+  template <int Threads> __device__ int first_bin(const draw_mark& mark) {
+    if (threadIdx.x == 0) found = sample_bins - 1;
+    __syncthreads();
+    for (int b = static_cast<int>(threadIdx.x); b < sample_bins; b += Threads)
+      if (mark.holds(mass_upto[b], count_upto[b]) && (b == 0 || !mark.holds(mass_upto[b - 1], count_upto[b - 1])))
+        found = b;
+    __syncthreads();
+    const int bin = found;
+    __syncthreads();
+    return bin;
+  }
+
+  // draw_token looks for no item of a later bin: that of top_k is the last of them, else the end of the nucleus.
+  template <int Threads> __device__ int last_bin(const sample_row& rules) {
+    if (rules.top_k > 0 && static_cast<uint32_t>(rules.top_k) < count_upto[sample_bins - 1])
+      return first_bin<Threads>({draw_mark::count_reaches, static_cast<double>(rules.top_k)});
+    if (rules.top_p >= 1) return sample_bins - 1;
+    const double all = static_cast<double>(mass_upto[sample_bins - 1]);
+    return first_bin<Threads>({draw_mark::mass_reaches, static_cast<double>(rules.top_p) * all});
+  }
+};
+
 struct draw_place {
   uint64_t place, mass; // the item, and the mass up to and with it
 };
@@ -27,15 +85,12 @@ struct draw_place {
 class row_draw {
 public:
   struct shared {
-    uint64_t mass_upto[sample_bins]; // inclusive
-    uint32_t count_upto[sample_bins];
+    bin_sums sums;
     uint64_t place[draw_items], mass[draw_items];
-    uint64_t warp_mass[max_warps];
-    uint32_t warp_count[max_warps];
     uint64_t digit_mass[256], digit_base;
     uint32_t digit_count[256], digit_count_base;
     uint64_t found_place, found_mass;
-    int bin, digit;
+    int digit;
     uint32_t n;
   };
 
@@ -43,47 +98,18 @@ public:
   __device__ row_draw(shared& memory, const uint64_t* sorted, const row_scale& scale)
       : s_(memory), sorted_(sorted), scale_(scale) {}
 
-  __device__ uint64_t total_mass() const { return s_.mass_upto[sample_bins - 1]; }
-  __device__ uint32_t total_count() const { return s_.count_upto[sample_bins - 1]; }
+  __device__ uint64_t total_mass() const { return s_.sums.mass_upto[sample_bins - 1]; }
+  __device__ uint32_t total_count() const { return s_.sums.count_upto[sample_bins - 1]; }
 
-  // Inclusive sums of the histogram.
-  __device__ void load(const uint64_t* mass, const uint32_t* count) {
-    constexpr int own = sample_bins / draw_threads;
-    const int lane = static_cast<int>(threadIdx.x) % warp_lanes, warp = static_cast<int>(threadIdx.x) / warp_lanes;
-    const int first = static_cast<int>(threadIdx.x) * own;
-    uint64_t m = 0;
-    uint32_t c = 0;
-    for (int i = 0; i < own; ++i) m += mass[first + i], c += count[first + i];
-    const uint64_t own_mass = m;
-    const uint32_t own_count = c;
-    for (int step = 1; step < warp_lanes; step *= 2) {
-      const uint64_t other_mass = __shfl_up_sync(all_lanes, m, step);
-      const uint32_t other_count = __shfl_up_sync(all_lanes, c, step);
-      if (lane >= step) m += other_mass, c += other_count;
-    }
-    if (lane == warp_lanes - 1) s_.warp_mass[warp] = m, s_.warp_count[warp] = c;
-    __syncthreads();
-    m -= own_mass, c -= own_count;
-    for (int w = 0; w < warp; ++w) m += s_.warp_mass[w], c += s_.warp_count[w];
-    for (int i = 0; i < own; ++i) {
-      m += mass[first + i], c += count[first + i];
-      s_.mass_upto[first + i] = m, s_.count_upto[first + i] = c;
-    }
-    __syncthreads();
-  }
+  __device__ void load(const uint64_t* mass, const uint32_t* count) { s_.sums.load<draw_threads>(mass, count); }
 
   // The first item of the kept ones at which `mark` holds; if rounding leaves none, the last item. Precondition: there
   // are kept ones. All threads call it and get the same.
   __device__ draw_place find(draw_mark mark) {
     if (!mark.holds(total_mass(), total_count())) mark = {draw_mark::count_reaches, static_cast<double>(total_count())};
-    for (int b = static_cast<int>(threadIdx.x); b < sample_bins; b += draw_threads)
-      if (mark.holds(s_.mass_upto[b], s_.count_upto[b]) &&
-          (b == 0 || !mark.holds(s_.mass_upto[b - 1], s_.count_upto[b - 1])))
-        s_.bin = b;
-    __syncthreads();
-    const int bin = s_.bin;
-    uint64_t base_mass = bin > 0 ? s_.mass_upto[bin - 1] : 0, prefix = 0, known = 0;
-    uint32_t base_count = bin > 0 ? s_.count_upto[bin - 1] : 0, n = s_.count_upto[bin] - base_count;
+    const int bin = s_.sums.first_bin<draw_threads>(mark);
+    uint64_t base_mass = bin > 0 ? s_.sums.mass_upto[bin - 1] : 0, prefix = 0, known = 0;
+    uint32_t base_count = bin > 0 ? s_.sums.count_upto[bin - 1] : 0, n = s_.sums.count_upto[bin] - base_count;
     // Many items of one bin are narrowed down by eight bits of their place a time.
     for (int shift = 56; n > draw_items; shift -= 8) {
       count_digits(bin, prefix, known, shift);
@@ -100,9 +126,9 @@ public:
 private:
   // Calls f(place, log weight) for the kept items of a bin whose known bits are those of `prefix`.
   template <class F> __device__ void each_item(int bin, uint64_t prefix, uint64_t known, const F& f) const {
-    const uint32_t end = s_.count_upto[bin];
+    const uint32_t end = s_.sums.count_upto[bin];
 #pragma unroll 4
-    for (uint32_t i = (bin > 0 ? s_.count_upto[bin - 1] : 0) + threadIdx.x; i < end; i += draw_threads) {
+    for (uint32_t i = (bin > 0 ? s_.sums.count_upto[bin - 1] : 0) + threadIdx.x; i < end; i += draw_threads) {
       const uint64_t place = sorted_[i];
       if ((place & known) == prefix) f(place, scale_.log_weight(logit_of(place)));
     }
