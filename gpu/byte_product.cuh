@@ -202,6 +202,7 @@ private:
       (&s_.sums[0][0])[i] = 0;
     const lane_windows<Rate> windows(lane_);
     wait_for_kernel_before(); // what it wrote is read below, and runs are counted by it
+    constexpr int turns = ring::stage_bands * sharers / product_warps; // half bands are as fast in a loop
     int stage = 0;
     uint32_t phase = 0;
     each_segment([&](uint32_t column, uint32_t, uint32_t n, int segment) {
@@ -210,8 +211,8 @@ private:
         const int bands = static_cast<int>(min(n - done, static_cast<uint32_t>(ring::stage_bands)));
         wait(&s_.full[stage], phase);
         const uint8_t* at = stages_ + stage * ring::stage_bytes;
-#pragma unroll
-        for (int turn = 0; turn < ring::stage_bands * sharers / product_warps; ++turn) {
+#pragma unroll(ring::warp_tiles == 8 ? turns : 1)
+        for (int turn = 0; turn < turns; ++turn) {
           const int b = warp_ / sharers + turn * (product_warps / sharers);
           if (b < bands) multiply_band(c, windows, at, b);
         }

@@ -1,7 +1,8 @@
-// One EXL3 matrix times many rows: transforms the rows, then multiplies.
+// EXL3 matrices times many rows: transforms the rows, of all matrices that share them at once, then multiplies.
 #include "gpu/gemm_rows.cuh"
 
 #include "gpu/cuda_check.cuh"
+#include "gpu/scratch_cut.h"
 #include "gpu/trellis_gemv.h"
 
 #include <algorithm>
@@ -9,11 +10,34 @@
 namespace troupe {
 namespace {
 
-// A block a row.
-__global__ void __launch_bounds__(most_row_threads) transform_rows_kernel(gemm_rows to, gemv_args a) {
+// The rows of one x for up to `most_listed` matrices of one stored width.
+struct row_list {
+  gemm_rows to[most_listed];
+  const uint16_t* suh[most_listed];
+  const float* x;
+  int64_t x_stride;
+  int n, in_real, in;
+};
+
+// A block a row. Bound by bytes: a row is read once, where a warp holds all it has of it.
+__global__ void __launch_bounds__(most_row_threads) transform_rows_kernel(const __grid_constant__ row_list a) {
   const int64_t row = blockIdx.x;
-  transform_row(to, row, a.w.in, a.w.suh, row_reader{a.x + row * a.x_stride, a.in});
+  const row_reader read{a.x + row * a.x_stride, a.in_real};
+  transform_row(a.to[0], row, a.in, a.suh[0], read);
 }
+__global__ void __launch_bounds__(most_row_threads) transform_lists_kernel(const __grid_constant__ row_list a) {
+  __shared__ uint32_t largest[most_listed][most_row_threads / 32];
+  const int64_t row = blockIdx.x;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  float raw[2][8], v[2][8];
+  read_raw_unit(raw, warp, a.in, row_reader{a.x + row * a.x_stride, a.in_real});
+  for (int m = 0; m < a.n; ++m) {
+    sign_unit(v, raw, warp, a.in, a.suh[m]);
+    const float by = scale_row(a.to[m], row, largest_of_block(largest_of_unit(v), largest[m]));
+    write_unit(a.to[m], row, v, warp, a.in, by);
+  }
+}
+bool fits_registers(int in) { return (in / 128 + 3) / 4 <= most_row_threads / 32; } // one unit a warp
 
 // The tile that keeps all multiprocessors busy for the shortest time.
 int32_t best_tile(int64_t n_rows, int64_t chunks, int64_t multiprocessors) {
@@ -38,30 +62,49 @@ void trellis_gemm_any(const gemm_args& a, const cuda_lane& lane) {
   }
 }
 
-void trellis_gemm_cuda(const gemv_args& all, const cuda_lane& lane) {
-  const int64_t row_bytes = int64_t{all.w.in} * 2 + 4;
-  const int64_t most = std::min<int64_t>((lane.scratch_bytes - 256) / row_bytes / 256 * 256, 1 << 30);
-  const int64_t least = (lane.scratch_bytes - 256) / row_bytes / 8 * 8; // a small scratch
+void trellis_gemms_cuda(std::span<const gemv_args> list, const cuda_lane& lane) {
+  const gemv_args& all = list[0];
+  TROUPE_CHECK(list.size() <= most_listed, "a list of matrices fits into a launch");
+  if (list.size() > 1 && !fits_registers(all.w.in)) {
+    for (const gemv_args& one : list) trellis_gemms_cuda({&one, 1}, lane);
+    return;
+  }
+  const auto n = static_cast<int64_t>(list.size());
+  const int64_t row_bytes = int64_t{all.w.in} * 2 + 4, room = (lane.scratch_bytes - 256 * n) / n;
+  const int64_t most = std::min<int64_t>(room / row_bytes / 256 * 256, 1 << 30);
+  const int64_t least = room / row_bytes / 8 * 8; // a small scratch
   const int64_t slab = std::min<int64_t>(most > 0 ? most : least, all.n_rows);
-  TROUPE_CHECK(slab > 0, "the scratch of a lane holds eight rows of any matrix");
-  gemv_args part = all;
+  TROUPE_CHECK(slab > 0, "the scratch of a lane holds eight rows of any matrix, of each of a list");
   for (int64_t first = 0; first < all.n_rows; first += slab) {
-    part.n_rows = static_cast<int32_t>(std::min<int64_t>(slab, all.n_rows - first));
-    part.x = all.x + first * all.x_stride;
-    gemm_args a;
-    a.w = all.w;
-    a.bias = all.bias;
-    a.x[0].groups = (part.n_rows + 7) / 8;
-    a.x[0].at = reinterpret_cast<uint8_t*>(lane.scratch);
-    a.x[0].scale = reinterpret_cast<float*>(a.x[0].at + gemm_rows::size_bytes(a.x[0].groups, all.w.in));
-    a.y[0] = all.y + first * all.y_stride;
-    a.y_stride = all.y_stride;
-    a.n_rows = part.n_rows;
-    a.out = all.out;
-    transform_rows_kernel<<<part.n_rows, row_threads(all.w.in), 0, lane.on>>>(a.x[0], part);
+    const auto rows = static_cast<int32_t>(std::min<int64_t>(slab, all.n_rows - first));
+    row_list to{.x = all.x + first * all.x_stride,
+                .x_stride = all.x_stride,
+                .n = static_cast<int>(n),
+                .in_real = all.in,
+                .in = all.w.in};
+    scratch_cut cut(lane);
+    for (int m = 0; m < to.n; ++m) {
+      to.to[m].groups = (rows + 7) / 8;
+      to.to[m].at = cut.take<uint8_t>(gemm_rows::size_bytes(to.to[m].groups, to.in));
+      to.to[m].scale = cut.take<float>(to.to[m].groups * 8);
+      to.suh[m] = list[static_cast<size_t>(m)].w.suh;
+    }
+    const auto kernel = to.n == 1 ? transform_rows_kernel : transform_lists_kernel;
+    kernel<<<rows, row_threads(to.in), 0, lane.on>>>(to);
     cuda_check_launch("trellis_gemm: rows");
-    a.tile_rows = best_tile(a.n_rows, a.w.out / 128, lane.n_multiprocessors);
-    trellis_gemm_any(a, lane);
+    for (int m = 0; m < to.n; ++m) {
+      const gemv_args& of = list[static_cast<size_t>(m)];
+      gemm_args a;
+      a.w = of.w;
+      a.bias = of.bias;
+      a.x[0] = to.to[m];
+      a.y[0] = of.y + first * of.y_stride;
+      a.y_stride = of.y_stride;
+      a.n_rows = rows;
+      a.out = of.out;
+      a.tile_rows = best_tile(rows, a.w.out / 128, lane.n_multiprocessors);
+      trellis_gemm_any(a, lane);
+    }
   }
 }
 

@@ -30,9 +30,8 @@ struct row_reader {
   }
 };
 
-// The largest bits of all threads of the block, in every thread. Once a kernel.
-__device__ __forceinline__ uint32_t largest_of_block(uint32_t top) {
-  __shared__ uint32_t largest[most_row_threads / 32];
+// The largest bits of all threads of the block, in every thread. Once a kernel for each `largest`.
+__device__ __forceinline__ uint32_t largest_of_block(uint32_t top, uint32_t (&largest)[most_row_threads / 32]) {
   top = __reduce_max_sync(0xFFFFFFFF, top);
   if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = top;
   __syncthreads();
@@ -70,21 +69,38 @@ __device__ __forceinline__ void four_hadamards(float (&v)[2][8], int lane) {
   }
 }
 
-// The elements of unit `unit` (512 inputs) that a lane holds, times suh.
+// The elements of unit `unit` (512 inputs) that a lane holds.
 template <class Read>
-__device__ __forceinline__ void read_unit(float (&v)[2][8], int unit, int in, const uint16_t* suh, const Read& read) {
+__device__ __forceinline__ void read_raw_unit(float (&v)[2][8], int unit, int in, const Read& read) {
   const int lane = threadIdx.x % 32, block = unit * 4 + lane / 8;
   const bool inside = block < in / 128;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int k = block * 128 + 64 * i + 8 * (lane % 8);
     const float4 x[2] = {inside ? read(k) : float4{}, inside ? read(k + 4) : float4{}};
+    v[i][0] = x[0].x, v[i][1] = x[0].y, v[i][2] = x[0].z, v[i][3] = x[0].w;
+    v[i][4] = x[1].x, v[i][5] = x[1].y, v[i][6] = x[1].z, v[i][7] = x[1].w;
+  }
+}
+// to = v times suh.
+__device__ __forceinline__ void sign_unit(float (&to)[2][8], const float (&v)[2][8], int unit, int in,
+                                          const uint16_t* suh) {
+  const int lane = threadIdx.x % 32, block = unit * 4 + lane / 8;
+  const bool inside = block < in / 128;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int k = block * 128 + 64 * i + 8 * (lane % 8);
     const uint4 s = inside ? *reinterpret_cast<const uint4*>(suh + k) : uint4{};
     const uint32_t pairs[4] = {s.x, s.y, s.z, s.w};
-    const float values[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[i][j] = values[j] * f16_bits(static_cast<uint16_t>(pairs[j / 2] >> (j % 2 * 16)));
+    for (int j = 0; j < 8; ++j) to[i][j] = v[i][j] * f16_bits(static_cast<uint16_t>(pairs[j / 2] >> (j % 2 * 16)));
   }
+}
+template <class Read>
+__device__ __forceinline__ void read_unit(float (&v)[2][8], int unit, int in, const uint16_t* suh, const Read& read) {
+  float raw[2][8];
+  read_raw_unit(raw, unit, in, read);
+  sign_unit(v, raw, unit, in, suh);
 }
 
 __device__ __forceinline__ uint32_t largest_of_unit(const float (&v)[2][8]) {
@@ -120,6 +136,15 @@ __device__ __forceinline__ void write_unit(const gemm_rows& to, int64_t row, flo
   }
 }
 
+// What a row is multiplied with: the largest element goes to 2^11, so that no sum of 128 of them, over sqrt(128),
+// reaches the end of f16; what is 2^-25 of it still has all bits. Thread 0 notes the inverse.
+__device__ __forceinline__ float scale_row(const gemm_rows& to, int64_t row, uint32_t top) {
+  const float largest = __uint_as_float(top);
+  const int exponent = largest > 0 && largest < INFINITY ? min(11 - ilogbf(largest), 126) : 0;
+  if (threadIdx.x == 0) to.scale[row] = __int_as_float((127 - exponent) << 23);
+  return __int_as_float((exponent + 127) << 23);
+}
+
 // A block of row_threads(in) writes row `row` of `to`; `in` is a multiple of 128. read(k): elements k .. k + 3 for k %
 // 4
 // == 0.
@@ -133,12 +158,8 @@ __device__ void transform_row(const gemm_rows& to, int64_t row, int in, const ui
     read_unit(other, unit, in, suh, read);
     top = max(top, largest_of_unit(other));
   }
-  // The largest element goes to 2^11, so that no sum of 128 of them, over sqrt(128), reaches the end of f16; what is
-  // 2^-25 of it still has all bits.
-  const float largest = __uint_as_float(largest_of_block(top));
-  const int exponent = largest > 0 && largest < INFINITY ? min(11 - ilogbf(largest), 126) : 0;
-  const float by = __int_as_float((exponent + 127) << 23);
-  if (threadIdx.x == 0) to.scale[row] = __int_as_float((127 - exponent) << 23);
+  __shared__ uint32_t shared[most_row_threads / 32];
+  const float by = scale_row(to, row, largest_of_block(top, shared));
   write_unit(to, row, v, warp, in, by);
   for (int unit = warp + warps; unit < units; unit += warps) {
     read_unit(other, unit, in, suh, read);

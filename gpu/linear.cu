@@ -47,7 +47,11 @@ gemv_args args_of(const linear_call& c, int64_t rows) {
   return a;
 }
 
-bool go_together(const trellis_view& a, const trellis_view& b) { return a.in == b.in && a.rate == b.rate; }
+// Whether two products share launches: of packing and multiplying (few rows), or of transforming one x (many).
+bool go_together(const linear_call& a, const linear_call& b, bool decodes) {
+  const trellis_view &v = a.w->trellis, &w = b.w->trellis;
+  return v.in == w.in && (decodes ? v.rate == w.rate : a.x == b.x && a.x_stride == b.x_stride && a.w->in == b.w->in);
+}
 
 } // namespace
 
@@ -56,7 +60,8 @@ void linear_cuda(tensor y, tensor x, const matrix_view& m, int64_t rows, int64_t
   if (rows == 0) return;
   if (m.is_trellis) {
     const gemv_args a = args_of({&m, x.f32(), y.f32(), x_stride, y_stride}, rows);
-    return lane.rows == row_class::prefill && lane.has_wgmma ? trellis_gemm_cuda(a, lane) : trellis_gemv_cuda(a, lane);
+    return lane.rows == row_class::prefill && lane.has_wgmma ? trellis_gemms_cuda({&a, 1}, lane)
+                                                             : trellis_gemv_cuda(a, lane);
   }
   if (lane.rows == row_class::prefill && lane.has_plain_gemm && plain_gemm_serves(m))
     plain_gemm_cuda(y, x, m, rows, x_stride, y_stride, lane);
@@ -68,7 +73,7 @@ void linears_cuda(std::span<const linear_call> calls, int64_t rows, const cuda_l
   if (rows == 0) return;
   const bool decodes = lane.rows == row_class::decode || !lane.has_wgmma;
   const auto is_listed = [&](const linear_call& c) {
-    return decodes && c.w->is_trellis && byte_form_serves(c.w->trellis, lane);
+    return c.w->is_trellis && (!decodes || byte_form_serves(c.w->trellis, lane));
   };
   for (size_t first = 0; first < calls.size();) {
     const linear_call& c = calls[first];
@@ -82,11 +87,11 @@ void linears_cuda(std::span<const linear_call> calls, int64_t rows, const cuda_l
     gemv_args list[most_listed];
     size_t n = 0;
     while (n < most_listed && first + n < calls.size() && is_listed(calls[first + n]) &&
-           go_together(calls[first + n].w->trellis, c.w->trellis)) {
+           go_together(calls[first + n], c, decodes)) {
       list[n] = args_of(calls[first + n], rows);
       ++n;
     }
-    byte_gemv_cuda({list, n}, lane);
+    decodes ? byte_gemv_cuda({list, n}, lane) : trellis_gemms_cuda({list, n}, lane);
     first += n;
   }
 }

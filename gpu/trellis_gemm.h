@@ -6,6 +6,8 @@
 
 #include "gpu/cuda_matrix.h"
 
+#include <span>
+
 namespace troupe {
 
 // Transformed rows in device memory: (in / 64, groups, 8 rows, 64) f16 with the 16-byte piece c of row r at c ^ r, as
@@ -47,8 +49,9 @@ void trellis_gemm_mcg(const gemm_args&, const cuda_lane&);
 void trellis_gemm_inst3(const gemm_args&, const cuda_lane&);
 void trellis_gemm_any(const gemm_args&, const cuda_lane&);
 
-// y = x W + bias for one matrix, in slabs of rows that fit the lane's scratch. gemm_rows.cu
+// y = x W + bias for matrices of one stored width and one x, up to most_listed, in slabs of rows that fit the lane's
+// scratch. A result's bits do not depend on its company. gemm_rows.cu
 struct gemv_args;
-void trellis_gemm_cuda(const gemv_args&, const cuda_lane&);
+void trellis_gemms_cuda(std::span<const gemv_args>, const cuda_lane&);
 
 } // namespace troupe
