@@ -1,4 +1,5 @@
-// Sampling on the device: parts of rows are masked, edited and measured, weighed into bins, then a block a row draws.
+// Sampling on the device: parts of rows are masked, edited and measured, weighed into bins, sorted by bin, then a block
+// a row draws.
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_lane.h"
 #include "gpu/early_launch.cuh"
@@ -149,7 +150,8 @@ __global__ void __launch_bounds__(sample_threads) sample_bins_kernel(sample_view
   }
 }
 
-// Grid (parts, rows): the places of what is kept, each behind the places of all bins before its own. Bound by latency.
+// Grid (parts, rows): the places of what is kept, each behind the places of all bins before its own. Bound by latency,
+// or where rows are several by the atomics, one for every kept id.
 __global__ void __launch_bounds__(sample_threads) sample_sort_kernel(sample_view v) {
   begin_in_turn();
   constexpr int own = sample_bins / sample_threads, n_warps = sample_threads / warp_lanes;
