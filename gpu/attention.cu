@@ -1,10 +1,11 @@
-// Attention over latent rows: products with the keys, the softmax, the weighted sum of the keys. Three kernels, since a
-// row's 64 heads share its keys and its keys are its own: each product is a small matrix product.
+// Attention over latent rows of any shape: products with the keys, the softmax, the weighted sum of the keys. Three
+// kernels, since a row's 64 heads share its keys and its keys are its own: each product is a small matrix product. On
+// Hopper rows of 512 dims have kernels of their own: attention_few.cu to decode, attention_prompt.cu for prompts.
 //
 // Real shape, a row: 64 heads x 512 with 640 keys, 2 x 21 M fused steps on 215 KB of records. f32 steps would bound
 // prefill (8192 rows: 10.3 ms at 67 TFLOP/s), so products run on tensor cores with floats split into two bf16 (mma.cuh;
-// 1e-5 of the twin): two products where keys are of eight bits, three otherwise, 1.4 or 2.1 PFLOP. Decode is bound by
-// latency. By arithmetic; not yet measured.
+// 1e-5 of the twin): two products where keys are of eight bits, three otherwise, 1.4 or 2.1 PFLOP. Measured on an
+// H200: one row 47 us, bound by latency; 8192 rows at 8k 14.9 ms.
 //
 // An output's sum runs over 16 dims or 16 keys at a time, ascending, whatever the tile: both tile sizes give one row
 // the same bits.

@@ -66,6 +66,7 @@ public:
   int64_t allocated_bytes() const override { return memory_.used_bytes(); }
   void upload(tensor to, const void* from, int64_t n_bytes) override {
     TROUPE_CHECK(n_bytes <= to.size_bytes(), "an upload fits into its tensor");
+    TROUPE_CHECK(!is_capturing_, "a graph would read the bytes again when others lie there");
     copies_.to_device(to.data, from, n_bytes, lane().on, "upload");
   }
   void download(void* to, tensor from, int64_t n_bytes) override {

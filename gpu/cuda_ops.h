@@ -42,7 +42,7 @@ void compress_pairs_cuda(tensor c, tensor u, tensor g, tensor pending, const ste
 void attention_cuda(const attention_args&, const step_rows&, int64_t first, int64_t n, const cuda_lane&);
 void select_entries_cuda(const index_args&, const step_rows&, const cuda_lane&);
 
-// route.cu: from the gate's outputs. score (R, experts) f32 is overwritten.
+// route.cu: from the gate's outputs, score (R, experts) f32; at most 1024 experts.
 void route_cuda(tensor ids, tensor weights, tensor score, tensor bias, tensor bias_vl, tensor vl, float scale,
                 const cuda_lane&);
 

@@ -1,5 +1,5 @@
 // Bytes between host and device memory, through pinned memory: the caller's bytes are its own again when a copy to the
-// device returns, and no copy to the device waits for the work before it.
+// device returns, which waits for the work before it only where all parts of that memory are under way.
 //
 // Copies straight from and to pageable memory promise less: they go through memory of the driver that all streams of
 // the process share, and wait for the stream when they are large.
@@ -22,10 +22,10 @@ public:
   explicit host_copies(int32_t device); // throws std::system_error (cuda_category) where pinned memory is refused
   ~host_copies();
 
-  // In the order of `on`, which is not being captured. Waits for the device only where n_parts * part_bytes are under
-  // way. Throws std::system_error (cuda_category) naming `what`.
+  // In the order of `on`; another stream than before begins a new part. Throws std::system_error (cuda_category) naming
+  // `what`. Precondition: `on` is not being captured.
   void to_device(void* to, const void* from, int64_t n_bytes, cuda_stream on, const char* what);
-  // Waits for all work of `on` before it, also for no bytes. Throws likewise.
+  // Waits for all work of `on` before it, also for no bytes. Throws likewise. Precondition: the same.
   void to_host(void* to, const void* from, int64_t n_bytes, cuda_stream on, const char* what);
 
 private:

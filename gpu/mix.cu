@@ -122,46 +122,6 @@ __global__ void fold_kernel(float* x, const float* h, const float* pre, int64_t 
   }
 }
 
-// Fold and norm of a row, which a block owns: the folded elements stay in registers between the two. Sums have the
-// order of rms_norm, whose threads a row has. Prefill is bound by the bytes of h.
-constexpr int held_fours = 2; // of a thread
-
-template <int Max, bool Fours>
-__global__ void __launch_bounds__(768)
-    fold_norm_kernel(float* x, const float* h, const float* pre, const float* weight, int m, int64_t dim, float eps) {
-  begin_in_turn();
-  __shared__ float shared[1][device::max_warps];
-  const int64_t r = blockIdx.x, first = 4 * threadIdx.x, step = 4 * blockDim.x;
-  float4 in[held_fours][Max], held[held_fours];
-#pragma unroll
-  for (int j = 0; j < held_fours; ++j)
-#pragma unroll
-    for (int k = 0; k < Max; ++k)
-      if (k < m && first + j * step < dim)
-        in[j][k] = device::load_four<Fours>(h + (r * m + k) * dim, first + j * step, dim);
-  float sum[1] = {0};
-#pragma unroll
-  for (int j = 0; j < held_fours; ++j) {
-    if (first + j * step >= dim) break;
-    const float by = pre[r * m];
-    held[j] = device::each_of(in[j][0], [=](float v) { return by * v; });
-#pragma unroll
-    for (int k = 1; k < Max; ++k)
-      if (k < m) held[j] = device::fused(pre[r * m + k], in[j][k], held[j]);
-    sum[0] = device::fused_squares(held[j], sum[0]);
-  }
-  device::block_sums(sum, shared);
-  const float by = 1.0F / sqrtf(sum[0] / static_cast<float>(dim) + eps);
-#pragma unroll
-  for (int j = 0; j < held_fours; ++j) {
-    const int64_t i = first + j * step;
-    if (i >= dim) break;
-    const float4 w = device::load_four<Fours>(weight, i, dim);
-    device::store_four<Fours>(x + r * dim, i, dim,
-                              device::each_of(w, held[j], [=](float a, float b) { return a * (b * by); }));
-  }
-}
-
 template <int Max, bool Fours>
 __global__ void expand_kernel(float* h, const float* y, const float* post, const float* comb, int64_t n_rows, int m,
                               int64_t dim) {
@@ -203,6 +163,46 @@ template <bool Fours> __global__ void mean_kernel(float* y, const float* h, int6
   }
 }
 
+// Fold and norm of a row, which a block owns: the folded elements stay in registers between the two. Sums have the
+// order of rms_norm, whose threads a row has. Prefill is bound by the bytes of h.
+constexpr int held_fours = 2; // of a thread
+
+template <int Max, bool Fours>
+__global__ void __launch_bounds__(768)
+    fold_norm_kernel(float* x, const float* h, const float* pre, const float* weight, int m, int64_t dim, float eps) {
+  begin_in_turn();
+  __shared__ float shared[1][device::max_warps];
+  const int64_t r = blockIdx.x, first = 4 * threadIdx.x, step = 4 * blockDim.x;
+  float4 in[held_fours][Max], held[held_fours];
+#pragma unroll
+  for (int j = 0; j < held_fours; ++j)
+#pragma unroll
+    for (int k = 0; k < Max; ++k)
+      if (k < m && first + j * step < dim)
+        in[j][k] = device::load_four<Fours>(h + (r * m + k) * dim, first + j * step, dim);
+  float sum[1] = {0};
+#pragma unroll
+  for (int j = 0; j < held_fours; ++j) {
+    if (first + j * step >= dim) break;
+    const float by = pre[r * m];
+    held[j] = device::each_of(in[j][0], [=](float v) { return by * v; });
+#pragma unroll
+    for (int k = 1; k < Max; ++k)
+      if (k < m) held[j] = device::fused(pre[r * m + k], in[j][k], held[j]);
+    sum[0] = device::fused_squares(held[j], sum[0]);
+  }
+  device::block_sums(sum, shared);
+  const float by = 1.0F / sqrtf(sum[0] / static_cast<float>(dim) + eps);
+#pragma unroll
+  for (int j = 0; j < held_fours; ++j) {
+    const int64_t i = first + j * step;
+    if (i >= dim) break;
+    const float4 w = device::load_four<Fours>(weight, i, dim);
+    device::store_four<Fours>(x + r * dim, i, dim,
+                              device::each_of(w, held[j], [=](float a, float b) { return a * (b * by); }));
+  }
+}
+
 template <bool Fours> void launch_mix(const mix_pointers& a, int64_t n_rows, const cuda_lane& lane) {
   const auto kernel = a.m == 4 ? mix_kernel<4, 1, Fours> : a.m <= 5 ? mix_kernel<0, 1, Fours> : mix_kernel<0, 2, Fours>;
   const int64_t threads = std::clamp<int64_t>((a.width + 511) / 512 * 32, 64, 512); // four fours a thread or more
@@ -240,12 +240,12 @@ void fold_cuda(tensor x, tensor h, tensor pre, const cuda_lane& lane) {
 }
 
 void fold_norm_cuda(tensor x, tensor h, tensor pre, tensor weight, float eps, const cuda_lane& lane) {
+  if (h.n_elements() == 0) return;
   const int64_t n_rows = h.shape[0], m = h.shape[1], dim = h.shape[2], threads = threads_of_row(dim);
   if (m > 4 || 4 * threads * held_fours < dim) {
     fold_cuda(x, h, pre, lane);
     return rms_norm_cuda(x, x, weight, eps, lane);
   }
-  if (h.n_elements() == 0) return;
   TROUPE_CHECK(x.n_elements() == n_rows * dim && pre.n_elements() == n_rows * m && weight.n_elements() == dim,
                "residual copies are folded into rows as wide as the norm");
   const bool fours = in_fours(dim, {x.data, h.data, weight.data});

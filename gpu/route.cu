@@ -10,7 +10,7 @@ namespace {
 using namespace device;
 
 constexpr int route_warps = 4;         // rows of a block
-constexpr int64_t most_experts = 1024; // as of experts_cuda
+constexpr int64_t most_experts = 1024; // of a layer: 32 a lane
 
 __device__ float softplus(float v) { return v > 20 ? v : log1pf(expf(v)); }
 
@@ -81,7 +81,8 @@ void route_cuda(tensor ids, tensor weights, tensor score, tensor bias, tensor bi
   const int64_t n_rows = ids.shape[0], k = ids.shape[1];
   if (n_rows == 0) return;
   const int64_t n_experts = score.row_elements();
-  TROUPE_CHECK(k <= n_experts && n_experts <= most_experts, "no more experts are chosen than the 1024 there may be");
+  TROUPE_CHECK(n_experts <= most_experts, "a layer has at most 1024 experts");
+  TROUPE_CHECK(k <= n_experts, "no more experts are chosen than there are");
   const route_args a{ids.i32(),
                      weights.f32(),
                      score.f32(),

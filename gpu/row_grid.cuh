@@ -28,11 +28,14 @@ inline row_grid cover_rows(int64_t n_rows, int64_t n_pieces) {
           dim3(x, y)};
 }
 
-// For work on elements whatever their rows: each piece has one thread. (cover_rows of one short row would give it to
-// many: in place, what one has written another reads.)
-inline row_grid cover_elements(int64_t n_pieces) {
+// For work on elements whatever their rows, where thread `element_piece()` alone has a piece. A grid of one short row
+// would give it to many, and in place one of them reads what another has written: hence a type of its own.
+struct element_grid {
+  unsigned grid, block;
+};
+inline element_grid cover_elements(int64_t n_pieces) {
   constexpr unsigned n_threads = 128;
-  return {dim3(static_cast<unsigned>((n_pieces + n_threads - 1) / n_threads)), dim3(n_threads)};
+  return {static_cast<unsigned>((n_pieces + n_threads - 1) / n_threads), n_threads};
 }
 
 // Threads of a block that owns a row: each takes as many fours as the others, at most 768 threads so that two blocks
@@ -50,6 +53,7 @@ inline bool in_fours(int64_t width, std::initializer_list<const void*> starts) {
 
 namespace device {
 
+__device__ inline int64_t element_piece() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline int64_t piece_of_row() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline int64_t first_of_rows() { return static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y; }
 __device__ inline int64_t step_of_rows() { return static_cast<int64_t>(gridDim.y) * blockDim.y; }

@@ -82,7 +82,7 @@ int64_t row_bytes(const tensor& t) { return t.row_elements() * size_bytes(t.type
 // A thread owns four elements.
 template <bool Fours> __global__ void add_kernel(float* y, const float* x, int64_t n) {
   begin_in_turn();
-  const int64_t i = 4 * device::piece_of_row();
+  const int64_t i = 4 * device::element_piece();
   if (i >= n) return;
   const float4 a = device::load_four<Fours>(y, i, n), b = device::load_four<Fours>(x, i, n);
   device::store_four<Fours>(y, i, n, device::each_of(a, b, [](float p, float q) { return p + q; }));
@@ -90,13 +90,13 @@ template <bool Fours> __global__ void add_kernel(float* y, const float* x, int64
 
 template <bool Fours> __global__ void clear_kernel(float* y, int64_t n) {
   begin_in_turn();
-  const int64_t i = 4 * device::piece_of_row();
+  const int64_t i = 4 * device::element_piece();
   if (i < n) device::store_four<Fours>(y, i, n, make_float4(0, 0, 0, 0));
 }
 
 template <bool Fours> __global__ void scale_kernel(float* x, float by, int64_t n) {
   begin_in_turn();
-  const int64_t i = 4 * device::piece_of_row();
+  const int64_t i = 4 * device::element_piece();
   if (i >= n) return;
   device::store_four<Fours>(x, i, n,
                             device::each_of(device::load_four<Fours>(x, i, n), [=](float v) { return v * by; }));
@@ -147,7 +147,7 @@ void add_cuda(tensor y, tensor x, const cuda_lane& lane) {
   const int64_t n = y.n_elements();
   TROUPE_CHECK(n == x.n_elements(), "tensors of one size are added");
   if (n == 0) return;
-  const row_grid g = cover_elements((n + 3) / 4);
+  const element_grid g = cover_elements((n + 3) / 4);
   const auto kernel = in_fours(n, {y.data, x.data}) ? add_kernel<true> : add_kernel<false>;
   launch_early(kernel, g.grid, g.block, 0, lane.on, "add", y.f32(), x.f32(), n);
 }
@@ -155,7 +155,7 @@ void add_cuda(tensor y, tensor x, const cuda_lane& lane) {
 void clear_cuda(tensor y, const cuda_lane& lane) {
   const int64_t n = y.n_elements();
   if (n == 0) return;
-  const row_grid g = cover_elements((n + 3) / 4);
+  const element_grid g = cover_elements((n + 3) / 4);
   const auto kernel = in_fours(n, {y.data}) ? clear_kernel<true> : clear_kernel<false>;
   launch_early(kernel, g.grid, g.block, 0, lane.on, "clear", y.f32(), n);
 }
@@ -163,7 +163,7 @@ void clear_cuda(tensor y, const cuda_lane& lane) {
 void scale_cuda(tensor x, float by, const cuda_lane& lane) {
   const int64_t n = x.n_elements();
   if (n == 0) return;
-  const row_grid g = cover_elements((n + 3) / 4);
+  const element_grid g = cover_elements((n + 3) / 4);
   const auto kernel = in_fours(n, {x.data}) ? scale_kernel<true> : scale_kernel<false>;
   launch_early(kernel, g.grid, g.block, 0, lane.on, "scale", x.f32(), by, n);
 }

@@ -1,4 +1,5 @@
-// Sampling on the device: parts of rows are masked, edited and measured, weighed into bins, then a block a row draws.
+// Sampling on the device: parts of rows are masked, edited and measured, weighed into bins, sorted by bin, then a block
+// a row draws.
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_lane.h"
 #include "gpu/early_launch.cuh"

@@ -171,7 +171,7 @@ template <int Dim> void launch_full(const full_pointers& a, const cuda_lane& lan
 
 // A thread owns four elements; bound by bytes.
 template <bool Fours> __global__ void gelu_kernel(float* x, int64_t n) {
-  const int64_t i = 4 * device::piece_of_row();
+  const int64_t i = 4 * device::element_piece();
   if (i >= n) return;
   const auto gelu = [](float v) { return 0.5F * v * (1.0F + erff(v * 0.70710678118654752F)); };
   device::store_four<Fours>(x, i, n, device::each_of(device::load_four<Fours>(x, i, n), gelu));
@@ -214,7 +214,7 @@ void attention_full_cuda(tensor o, tensor q, tensor k, tensor v, float scale, co
 void gelu_cuda(tensor x, const cuda_lane& lane) {
   const int64_t n = x.n_elements();
   if (n == 0) return;
-  const row_grid g = cover_elements((n + 3) / 4);
+  const element_grid g = cover_elements((n + 3) / 4);
   const auto kernel = in_fours(n, {x.data}) ? gelu_kernel<true> : gelu_kernel<false>;
   kernel<<<g.grid, g.block, 0, lane.on>>>(x.f32(), n);
   cuda_check_launch("gelu");

@@ -4,7 +4,6 @@
 #include "tests/cuda/twins.h"
 
 #include <algorithm>
-#include <atomic>
 #include <system_error>
 #include <thread>
 
@@ -89,12 +88,11 @@ TEST_CASE("cuda uploads: two threads get back what they sent, every time") {
 
 // A warp that came late scaled what another had scaled: seen where two ranks shared the device.
 TEST_CASE("cuda rows: a few elements are scaled and added once, however busy the device is") {
-  std::atomic<bool> is_over = false;
-  std::thread hog([&] {
+  const std::jthread hog([](const std::stop_token& over) {
     const auto b = make_cuda_backend({.scratch_bytes = 1 << 20});
     const tensor x = b->allocate(dtype::f32, {1 << 20}, "x");
     float one = 0;
-    while (!is_over) {
+    while (!over.stop_requested()) {
       for (int i = 0; i < 50; ++i) b->scale(x, 1);
       b->download(&one, x, 4);
     }
@@ -112,8 +110,6 @@ TEST_CASE("cuda rows: a few elements are scaled and added once, however busy the
       for (const float v : got) n_wrong += v == 2 - 0x1p-8F ? 0 : 1;
     }
   }
-  is_over = true;
-  hog.join();
   CHECK(n_wrong == 0);
 }
 

@@ -114,6 +114,7 @@ TEST_CASE("synth: layers of released widths give on the device what they give on
   constexpr size_t stream_width = 4 * 5120;
   for (const auto& [layer, rows] : want.streams)
     compare("stream after layer " + std::to_string(layer), got.streams[layer], rows, stream_width);
+  // Of the given last streams: fold, norm and head alone.
   compare("logits of a prompt", got.prompt_logits, want.prompt_logits, 2048);
   compare("logits of one row", got.row_logits, want.row_logits, 2048);
 }
