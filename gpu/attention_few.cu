@@ -223,7 +223,7 @@ template <class S> struct few_block {
     }
     store_scores(x, n);
     __syncthreads();
-    if (is_last) cluster_arrive_first();
+    if (is_last) cluster_arrive();
     weigh(n);
     __syncthreads();
     if (!is_first) scale_values();
@@ -296,7 +296,7 @@ template <class S> __global__ void __launch_bounds__(n_threads, 2) few_kernel(at
     if (left <= 0) {
       if (part > 0) break;
       few_block<S>::await_queries();
-      cluster_arrive_first();
+      cluster_arrive();
       break;
     }
     if (part > 0) __syncthreads(); // the part before has been used
@@ -322,6 +322,9 @@ template <int Cluster, int Groups> void launch_few(const attention_view& a, int6
   launch_clusters(kernel, Cluster, blocks, n_threads, sizeof(shared), on, "attention of few rows", a);
 }
 
+// Blocks of a cluster for windows alone and for all keys, and the groups of 16 keys that fit a block's memory twice on
+// a multiprocessor.
+constexpr int small_cluster = 8, large_cluster = 16, part_groups = 3;
 constexpr int64_t max_launch = 1 << 16; // rows, so that blocks are counted in 32 bits
 
 } // namespace
@@ -334,10 +337,10 @@ void attention_few(attention_view a, int64_t first, int64_t n_rows, const cuda_l
   const int64_t groups = (a.window + group_keys - 1) / group_keys + (a.n_selected + group_keys - 1) / group_keys;
   for (a.first = first; a.first < first + n_rows; a.first += max_launch) {
     const int64_t n = std::min(max_launch, first + n_rows - a.first);
-    if (groups <= 16)
-      launch_few<8, 3>(a, n, lane.on);
+    if (groups <= 2 * small_cluster)
+      launch_few<small_cluster, part_groups>(a, n, lane.on);
     else
-      launch_few<16, 3>(a, n, lane.on);
+      launch_few<large_cluster, part_groups>(a, n, lane.on);
   }
 }
 

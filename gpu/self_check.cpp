@@ -49,7 +49,8 @@ public:
 
   void rows();
   void caches();
-  void attention();
+  void attention(int64_t heads, int64_t dim);
+  void selection();
   void streams();
   void routing();
   void vision();
@@ -187,19 +188,23 @@ void checker::caches() {
   }
 }
 
-void checker::attention() {
+void checker::attention(int64_t heads, int64_t dim) {
   const twin_rows rows = two_sequences();
   attention_args a;
-  const auto q = floats({5, 3, 64}), kv = rounded({5, 64}, quantiser::fp8_32);
-  const auto rings = records(2, 16, quantiser::fp8_32, 64), pool = records(8, 4, quantiser::fp4_e4m3_16, 64);
-  const auto sink = floats({3}), o = output({5, 3, 64});
+  const auto q = floats({5, heads, dim}), kv = rounded({5, dim}, quantiser::fp8_32);
+  const auto rings = records(2, 16, quantiser::fp8_32, dim), pool = records(8, 4, quantiser::fp4_e4m3_16, dim);
+  const auto sink = floats({heads}), o = output({5, heads, dim});
   const auto chosen = ints({5, 4}, {0, 3, 9, 14, 1, 2, 7, 15, 0, 5, 8, -1, 0, 1, 3, 4, 2, 4, -1, -1});
   run([&](backend& b, bool h) {
     a.o = o.of(h), a.q = q.of(h), a.step_kv = kv.of(h), a.rings = rings.of(h), a.compressed = pool.of(h);
     a.selected = chosen.of(h), a.sink = sink.of(h), a.window = 9, a.scale = 0.16F;
     b.attention(a, rows.of(h));
   });
-  near("attention", o, 3e-5);
+  near(dim == 512 ? "attention of 512 dims" : "attention", o, 3e-5);
+}
+
+void checker::selection() {
+  const twin_rows rows = two_sequences();
   const auto iq = rounded({5, 8, 128}, quantiser::fp4_e8m0_32), weight = floats({5, 8});
   const auto keys = records(8, 4, quantiser::fp4_e8m0_32, 128);
   const auto best = output({5, 5}, dtype::i32), candidates = output({5, 3}, dtype::i32);
@@ -230,14 +235,16 @@ void checker::streams() {
   near("mix", comb, 2e-5);
   near("mix pre", pre, 1e-5);
   near("mix post", post, 1e-5);
-  const auto p = floats({5, 4}), c = floats({5, 4, 4});
+  const auto p = floats({5, 4}), c = floats({5, 4, 4}), norm = floats({40}), normed = output({5, 40});
   run([&](backend& b, bool host) {
     b.fold(folded.of(host), h.of(host), p.of(host));
+    b.fold_norm(normed.of(host), h.of(host), p.of(host), norm.of(host), 1e-6F);
     b.mean_copies(mean.of(host), h.of(host));
     b.spread(spread.of(host), y.of(host));
     b.expand(h.of(host), y.of(host), p.of(host), c.of(host));
   });
   equal("fold", folded);
+  near("fold_norm", normed, 2e-6);
   equal("mean_copies", mean);
   equal("spread", spread);
   equal("expand", h);
@@ -364,7 +371,9 @@ std::vector<kernel_finding> self_check(backend& device, std::span<const weight_v
   checker c(device, park);
   c.rows();
   c.caches();
-  c.attention();
+  c.attention(3, 64);
+  c.attention(9, 512); // Hopper has kernels of their own for rows so wide
+  c.selection();
   c.streams();
   c.routing();
   c.vision();

@@ -62,8 +62,8 @@ struct world {
   }
 
   struct step {
-    int64_t before, n_rows; // rows of the world
-    twin_tensor slot, position, first_row, floor, table, tables;
+    int64_t before, n_rows;                                              // rows of the world
+    twin_tensor slot, position, first_row, floor, table, tables, chosen; // chosen: selected of these rows
     step_rows of(twins& t, backend& b) const {
       return {t.of(b, slot), t.of(b, position), t.of(b, first_row), t.of(b, floor), t.of(b, table), t.of(b, tables)};
     }
@@ -85,6 +85,9 @@ struct world {
         tables.push_back(static_cast<int32_t>((run.slot * table_width + b) * 7 % (n_slots * table_width)));
     }
     const auto rows = static_cast<int64_t>(slot.size());
+    twin_tensor chosen;
+    if (s.k > 0)
+      chosen = t.ints({rows, s.k}, {selected.begin() + before * s.k, selected.begin() + (before + rows) * s.k});
     return {before,
             rows,
             t.ints({rows}, slot),
@@ -92,7 +95,8 @@ struct world {
             t.ints({rows}, first_row),
             t.longs({rows}, floor),
             t.ints({rows}, table),
-            t.ints({static_cast<int64_t>(n), table_width}, tables)};
+            t.ints({static_cast<int64_t>(n), table_width}, tables),
+            chosen};
   }
   void attend(backend& b, const step& at, const twin_tensor& o) {
     attention_args a;
@@ -100,11 +104,7 @@ struct world {
     a.step_kv = t.of(b, step_kv.slice(at.before, at.n_rows));
     a.rings = t.of(b, rings), a.sink = t.of(b, sink), a.window = s.window, a.seen = s.how;
     a.scale = 1.0F / std::sqrt(static_cast<float>(s.dim));
-    if (s.k > 0) {
-      const auto from = selected.begin() + at.before * s.k;
-      a.compressed = t.of(b, compressed);
-      a.selected = t.of(b, t.ints({at.n_rows, s.k}, {from, from + at.n_rows * s.k}));
-    }
+    if (s.k > 0) a.compressed = t.of(b, compressed), a.selected = t.of(b, at.chosen);
     b.attention(a, at.of(t, b));
   }
   // The output of runs [first, first + n) in a step of their own, of the device alone.
@@ -219,6 +219,27 @@ TEST_CASE("cuda attention: a step in chunks gives the bits of the step in one") 
                                 done.of(b.t, *b.t.device));
       }
       CHECK_MESSAGE(std::memcmp(parts.data(), together.data(), parts.size() * sizeof(float)) == 0, name_of(s, rows));
+    }
+  }
+}
+
+// Decode is replayed: kernels start early there, behind one that writes what they read.
+TEST_CASE("cuda attention: a replayed step has the bits of a launched one") {
+  for (const shape& s : {shapes[6], shapes[0], shapes[8]}) {
+    world w(s);
+    const world::step all = w.step_of(0, s.runs.size());
+    const std::vector<float> launched = w.attend(0, s.runs.size());
+    const twin_tensor o = w.t.output({all.n_rows, s.heads, s.dim});
+    backend& b = *w.t.device;
+    const auto graph = b.capture([&] {
+      b.scale(w.q.device, 0.5F);
+      b.scale(w.q.device, 2); // q again, exactly
+      w.attend(b, all, o);
+    });
+    for (int i = 0; i < 5; ++i) {
+      b.replay(*graph);
+      const std::vector<float> replayed = w.t.read_device(o);
+      CHECK_MESSAGE(std::memcmp(replayed.data(), launched.data(), launched.size() * sizeof(float)) == 0, s.what);
     }
   }
 }

@@ -13,7 +13,9 @@ struct seen_values {
 
 constexpr size_t n_steps = 6;
 
-// A prompt, decode steps with drafts between them; all that an observer sees (`look`), logits and drafts.
+enum class watched : uint8_t { results, all, graphs }; // graphs: steps are replayed, which nobody can watch inside
+
+// A prompt, decode steps with drafts between them; logits and drafts, or all that an observer sees.
 std::vector<seen_values> run(backend& be, runner& r, std::span<const int32_t> ids, size_t chunk, bool look) {
   std::vector<seen_values> all;
   std::string stage = "prompt";
@@ -61,17 +63,22 @@ TEST_CASE("cuda repeat: a prompt, its steps and drafts have the same bits every 
   const std::vector<int32_t> ids = random_ids(60 + n_steps, 5);
   for (const int n_ranks : {1, 2})
     on_ranks(n_ranks, [&](backend& be, int rank) {
-      for (const bool look : {false, true})
+      for (const watched how : {watched::results, watched::all, watched::graphs})
         for (const size_t chunk : {size_t{60}, size_t{7}, size_t{1}}) {
+          if (how == watched::graphs && !be.can_capture()) continue;
           std::vector<seen_values> first;
           int n_wrong = 0;
           for (int model = 0; model < 3; ++model) {
             runner r(be, tiny_b(), static_cast<int64_t>(ids.size()) + 16);
+            if (how == watched::graphs) r.of().capture_steps(4);
             for (int i = 0; i < 8; ++i) {
-              std::vector<seen_values> got = run(be, r, ids, chunk, look);
+              std::vector<seen_values> got = run(be, r, ids, chunk, how == watched::all);
               const std::string name = "rank " + std::to_string(rank) + " of " + std::to_string(n_ranks) + ", model " +
                                        std::to_string(model) + ", run " + std::to_string(i) + ", chunk " +
-                                       std::to_string(chunk) + (look ? ", observed" : "");
+                                       std::to_string(chunk) +
+                                       (how == watched::all      ? ", observed"
+                                        : how == watched::graphs ? ", replayed"
+                                                                 : "");
               if (first.empty())
                 first = std::move(got);
               else if (!same(got, first, name))

@@ -54,7 +54,9 @@ TEST_CASE("cuda route: the experts are the twin's, ties and images included") {
                          {33, 37, 4, 1, 1},
                          {5, 384, 6, 1, 0.5F},
                          {3, 1, 1, 1, 1},
-                         {2, 9, 9, 1, 1}}) {
+                         {2, 9, 9, 1, 1},
+                         {3, 385, 6, 1, 0.5F},
+                         {2, 1024, 40, 1, 0.5F}}) {
     world w(s.n, s.n_experts, s.k, s.step, s.spread);
     for (const bool images : {false, true}) {
       w.t.run([&](backend& b) { w.route(b, 0, s.n, images); });
