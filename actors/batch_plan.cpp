@@ -59,11 +59,15 @@ bool batch_policy::has_step(time now) {
 }
 
 void batch_policy::plan_decode(step_plan& plan) {
+  plan.rows.reserve(by_sequence_.size());
   for (auto& t : running_) {
     if (t.paused) continue;
     for (auto& s : t.sequences) {
       if (!s.live || s.n_left() > 0) continue;
-      plan.rows.push_back({s.what.id, s.slot, s.n_done, {s.last}, true});
+      planned_rows& r = plan.rows.emplace_back();
+      r.id = s.what.id, r.slot = s.slot, r.start = s.n_done, r.samples = true;
+      r.tokens.reserve(static_cast<size_t>(1 + limits_.drafts.block)); // and what it verifies
+      r.tokens.push_back(s.last);
     }
   }
 }
@@ -185,6 +189,7 @@ void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence
 
 void batch_policy::accept(step_result&& result, time now, std::vector<accepted_tokens>& out) {
   learn_step(result, now);
+  out.reserve(out.size() + result.results.size());
   for (auto& r : result.results) {
     const auto found = by_sequence_.find(r.id);
     step_.is_sound = step_.is_sound && r.failure.empty() && found != by_sequence_.end();

@@ -14,6 +14,10 @@ constexpr float age_keep = 0.985F;               // of old guesses, for each tok
 constexpr float typical_weight = 0.25F;          // of the newest block
 constexpr double surest = 0.999;
 
+float age_of(const sequence_drafts& d) {
+  return d.n_unjudged == 0 ? 1 : std::pow(age_keep, static_cast<float>(d.n_unjudged));
+}
+
 } // namespace
 
 float sequence_drafts::trust() const { return (right + own_prior) / (promised + own_prior); }
@@ -24,17 +28,16 @@ size_t draft_belief::bin(float confidence) {
 
 double draft_belief::corrected(float confidence, size_t place, float trust) const {
   const auto& t = of_place_[std::min(place, of_place_.size() - 1)][bin(confidence)];
-  const double of_all = (t.right + all_prior) / (t.promised + all_prior);
-  return std::clamp(static_cast<double>(confidence) * of_all * static_cast<double>(trust), 0.0, surest);
+  return std::clamp(static_cast<double>(confidence) * t.correction * static_cast<double>(trust), 0.0, surest);
 }
 
-double draft_belief::probability(const sequence_drafts& d, size_t j) const {
-  return corrected(d.confidence[j], static_cast<size_t>(d.n_used) + j, d.trust());
+double draft_belief::probability(const sequence_drafts& d, size_t j, float trust) const {
+  return corrected(d.confidence[j], static_cast<size_t>(d.n_used) + j, trust);
 }
 
-double draft_belief::expected(const sequence_drafts& d, size_t j) const {
+double draft_belief::expected(const sequence_drafts& d, size_t j, float trust) const {
   const auto& from = d.typical.empty() ? typical_ : d.typical;
-  return j < from.size() ? corrected(from[j], j, d.trust()) : 0;
+  return j < from.size() ? corrected(from[j], j, trust) : 0;
 }
 
 void draft_belief::take(sequence_drafts& d, std::vector<int32_t> ids, std::vector<float> confidence) {
@@ -47,7 +50,7 @@ void draft_belief::take(sequence_drafts& d, std::vector<int32_t> ids, std::vecto
     return;
   }
   for (auto& c : d.confidence) c = std::isfinite(c) ? std::clamp(c, 0.0F, 1.0F) : 0.0F;
-  const float age = std::pow(age_keep, static_cast<float>(d.n_unjudged));
+  const float age = age_of(d);
   const float weight = d.typical.empty() ? 1 : 1 - (1 - typical_weight) * age;
   d.typical.resize(typical_.size());
   for (size_t j = 0; j < d.ids.size(); ++j) {
@@ -62,7 +65,7 @@ void draft_belief::judge(sequence_drafts& d, std::span<const int32_t> tokens) {
   for (const auto token : tokens) {
     if (n >= d.ids.size() || !is_right) break;
     is_right = d.ids[n] == token;
-    const float said = d.confidence[n], age = std::pow(age_keep, static_cast<float>(d.n_unjudged));
+    const float said = d.confidence[n], age = age_of(d);
     const auto place = static_cast<size_t>(d.n_used) + n;
     d.n_unjudged = 0;
     d.promised = age * own_keep * d.promised + static_cast<float>(corrected(said, place, 1));
@@ -70,6 +73,7 @@ void draft_belief::judge(sequence_drafts& d, std::span<const int32_t> tokens) {
     auto& all = of_place_[std::min(place, of_place_.size() - 1)][bin(said)];
     all.promised = all_keep * all.promised + said;
     all.right = all_keep * all.right + (is_right ? 1.0F : 0.0F);
+    all.correction = (all.right + all_prior) / (all.promised + all_prior);
     ++n;
   }
   if (!is_right) n = d.ids.size(); // what was guessed behind a wrong one tells nothing

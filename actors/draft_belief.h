@@ -30,10 +30,10 @@ public:
   explicit draft_belief(int32_t block)
       : typical_(static_cast<size_t>(block), 0.5F), of_place_(static_cast<size_t>(block)) {}
 
-  // That ids[j] is right when those before it are.
-  double probability(const sequence_drafts& d, size_t j) const;
+  // That ids[j] is right when those before it are. `trust`: the sequence's, once for all of its places.
+  double probability(const sequence_drafts& d, size_t j, float trust) const;
   // The same of place j in a block still to be made.
-  double expected(const sequence_drafts& d, size_t j) const;
+  double expected(const sequence_drafts& d, size_t j, float trust) const;
   // A new block. One confidence an id, or it is dropped.
   void take(sequence_drafts&, std::vector<int32_t> ids, std::vector<float> confidence);
   // The tokens that were drawn next. What is left of `ids` still guesses what follows them.
@@ -42,6 +42,7 @@ public:
 private:
   struct tally {
     float right = 0, promised = 0;
+    double correction = 1; // the quotient of both
   };
   static size_t bin(float confidence);
   double corrected(float confidence, size_t place, float trust) const;

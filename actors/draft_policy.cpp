@@ -49,7 +49,8 @@ bool draft_policy::is_deep_next(std::span<const offer> offers) const {
   for (const auto& o : offers) {
     const auto n = std::min<size_t>(o.drafts->ids.size(), static_cast<size_t>(max_drafts()));
     double right = 1;
-    for (size_t j = 0; j < n; ++j) tokens += right *= belief_.probability(*o.drafts, j);
+    const float trust = o.drafts->trust();
+    for (size_t j = 0; j < n; ++j) tokens += right *= belief_.probability(*o.drafts, j, trust);
     most += static_cast<double>(n);
   }
   return tokens > sure_part * most;
@@ -82,8 +83,9 @@ void draft_policy::choose(std::span<offer> offers, int64_t n_other_rows) {
     o.n_chosen = std::max(0, std::min({most, o.n_useful, static_cast<int32_t>(o.drafts->ids.size())}));
     if (round_ != round::chosen) continue;
     double right = 1;
+    const float trust = o.drafts->trust();
     for (int32_t j = 0; j < o.n_chosen; ++j) {
-      right *= belief_.probability(*o.drafts, static_cast<size_t>(j));
+      right *= belief_.probability(*o.drafts, static_cast<size_t>(j), trust);
       gains_.push_back({static_cast<float>(right), static_cast<int32_t>(i), false});
     }
   }
@@ -96,12 +98,14 @@ void draft_policy::choose(std::span<offer> offers, int64_t n_other_rows) {
 // Highest first. A draft's gain never exceeds that of the one before it, so a stable order keeps each sequence's drafts
 // in order; 256 bins, because comparing takes longer than all else here.
 void draft_policy::sort_gains() {
-  const auto bin = [](const gain& g) { return 255 - static_cast<size_t>(std::clamp(g.tokens, 0.0F, 1.0F) * 255); };
-  std::array<size_t, 257> first{};
-  for (const auto& g : gains_) ++first[bin(g) + 1];
+  std::array<uint32_t, 257> first{};
+  for (auto& g : gains_) {
+    g.bin = static_cast<uint8_t>(255 - static_cast<int32_t>(std::clamp(g.tokens, 0.0F, 1.0F) * 255));
+    ++first[size_t{g.bin} + 1];
+  }
   for (size_t i = 1; i < first.size(); ++i) first[i] += first[i - 1];
   sorted_.resize(gains_.size());
-  for (const auto& g : gains_) sorted_[first[bin(g)]++] = g;
+  for (const auto& g : gains_) sorted_[first[g.bin]++] = g;
   gains_.swap(sorted_);
 }
 
@@ -116,13 +120,13 @@ size_t draft_policy::best(int64_t n_sequences, int64_t n_other_rows, int64_t n_d
   double making = n_drafted == 0 ? 0 : drafting.at(n_drafted);
   double tokens = n, best_rate = n / (steps.at(n) + making);
   if (n_drafting < 0) best_rate *= least_gain;
-  size_t n_best = 0;
+  size_t n_best = 0, step_at = 1, making_at = 1; // both only rise
   for (size_t m = 0; m < gains_.size(); ++m) {
     tokens += static_cast<double>(gains_[m].tokens);
-    if (n_drafting < 0 && gains_[m].is_first) making = drafting.at(++n_drafted);
-    const double rate = tokens / (steps.at(rows + static_cast<double>(m + 1)) - others + making);
-    if (rate <= best_rate) continue;
-    best_rate = rate;
+    if (n_drafting < 0 && gains_[m].is_first) making = drafting.at(++n_drafted, making_at);
+    const double cost = steps.at(rows + static_cast<double>(m + 1), step_at) - others + making;
+    if (tokens <= best_rate * cost) continue;
+    best_rate = tokens / cost;
     n_best = m + 1;
   }
   return n_best;
@@ -142,13 +146,15 @@ void draft_policy::ask(std::span<request> requests, int64_t n_sequences) {
 }
 
 void draft_policy::ask_for_paying(std::span<request> requests, int64_t n_sequences) {
+  const int32_t most = max_drafts();
   gains_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {
     const auto& d = *requests[i].drafts;
     const double weight = d.is_on || d.typical.empty() ? 1 : off_weight;
     double right = weight;
-    for (int32_t j = 0; j < max_drafts(); ++j) {
-      right *= belief_.expected(d, static_cast<size_t>(j));
+    const float trust = d.trust();
+    for (int32_t j = 0; j < most; ++j) {
+      right *= belief_.expected(d, static_cast<size_t>(j), trust);
       gains_.push_back({static_cast<float>(right), static_cast<int32_t>(i), j == 0});
     }
   }

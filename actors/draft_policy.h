@@ -72,6 +72,7 @@ private:
     float tokens = 0; // expected
     int32_t of = 0;   // place among the sequences
     bool is_first = false;
+    uint8_t bin = 0; // of sort_gains
   };
   round next_round(std::span<const offer>, bool is_measured);
   bool is_deep_next(std::span<const offer>) const;

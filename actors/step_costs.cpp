@@ -38,12 +38,12 @@ cost_curve::cost_curve(std::vector<std::pair<double, double>> points, double sca
   for (auto& p : points_) p.second *= scale;
 }
 
-double cost_curve::at(double n_rows) const {
+double cost_curve::at(double n_rows, size_t& from) const {
   if (points_.empty()) return 0;
   if (points_.size() == 1) return points_[0].second * n_rows / points_[0].first;
-  auto right = std::find_if(points_.begin() + 1, points_.end() - 1, [&](const auto& p) { return p.first >= n_rows; });
-  const auto [x0, y0] = *(right - 1);
-  const auto [x1, y1] = *right;
+  while (from + 1 < points_.size() && points_[from].first < n_rows) ++from;
+  const auto [x0, y0] = points_[from - 1];
+  const auto [x1, y1] = points_[from];
   return std::max(y0 / 16, y0 + (y1 - y0) * (n_rows - x0) / (x1 - x0));
 }
 

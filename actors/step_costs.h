@@ -33,7 +33,12 @@ public:
   explicit cost_curve(std::vector<std::pair<double, double>> points, double scale = 1);
   bool is_known() const { return points_.size() >= 2; } // two row counts make a slope
   // Beyond the points the nearest line goes on; a single point is scaled in proportion; none: 0.
-  double at(double n_rows) const;
+  double at(double n_rows) const {
+    size_t from = 1;
+    return at(n_rows, from);
+  }
+  // The same for rows that do not fall from call to call; `from`: 1 at first.
+  double at(double n_rows, size_t& from) const;
 
 private:
   std::vector<std::pair<double, double>> points_;

@@ -1,5 +1,5 @@
 // Time of the scheduler's decisions a step: has_step + plan + accept, without actors and messages.
-//   bench_policy [--csv]
+//   bench_policy [--csv] [LOAD]     LOAD: the one of that name only
 #include "actors/batch_policy.h"
 #include "bench/bench.h"
 
@@ -101,6 +101,7 @@ bench::sample run(const load& l, double& drafts) {
 
 int main(int n_arguments, char** arguments) {
   const bool csv = n_arguments > 1 && std::strcmp(arguments[1], "--csv") == 0;
+  const char* const only = n_arguments > 1 + csv ? arguments[1 + csv] : nullptr;
   const load loads[] = {{"decode", 8, 0, 0},
                         {"decode", 64, 0, 0},
                         {"decode+queue", 64, 0, 1024},
@@ -117,6 +118,7 @@ int main(int n_arguments, char** arguments) {
     std::printf("%-14s %8s %8s %8s %10s %8s %8s %8s\n", "load", "streams", "prompts", "waiting", "median us", "mad",
                 "min", "drafts");
   for (const auto& l : loads) {
+    if (only && std::strcmp(only, l.name) != 0) continue;
     double drafts = 0;
     const auto s = run(l, drafts);
     std::printf(csv ? "%s,%d,%d,%d,%.2f,%.2f,%.2f,%.1f\n" : "%-14s %8d %8d %8d %10.2f %8.2f %8.2f %8.1f\n", l.name,
