@@ -125,7 +125,7 @@ size_t draft_policy::best(int64_t n_sequences, int64_t n_other_rows, int64_t n_d
     tokens += static_cast<double>(gains_[m].tokens);
     if (n_drafting < 0 && gains_[m].is_first) making = drafting.at(++n_drafted, making_at);
     const double cost = steps.at(rows + static_cast<double>(m + 1), step_at) - others + making;
-    if (tokens <= best_rate * cost) continue;
+    if (tokens <= best_rate * cost) continue; // cost > 0: curves do not fall
     best_rate = tokens / cost;
     n_best = m + 1;
   }

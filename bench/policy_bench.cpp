@@ -3,7 +3,10 @@
 #include "actors/batch_policy.h"
 #include "bench/bench.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <iterator>
 
 using namespace troupe;
 
@@ -112,6 +115,11 @@ int main(int n_arguments, char** arguments) {
                         {"all on", 64, 0, 0, true},
                         {"all on+queue", 64, 0, 1024, true},
                         {"all on+prompts", 48, 16, 1024, true}};
+  if (only &&
+      std::none_of(std::begin(loads), std::end(loads), [&](const load& l) { return !std::strcmp(only, l.name); })) {
+    std::fprintf(stderr, "bench_policy: no load is called '%s'\n", only);
+    return 2;
+  }
   if (csv)
     std::printf("load,streams,prompts,waiting,median_us,mad_us,min_us,drafts\n");
   else

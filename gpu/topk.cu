@@ -7,6 +7,7 @@
 #include "gpu/cache_rows.h"
 #include "gpu/cuda_check.cuh"
 #include "gpu/cuda_ops.h"
+#include "gpu/early_launch.cuh"
 #include "gpu/index_view.cuh"
 #include "gpu/select.cuh"
 

@@ -79,6 +79,27 @@ int64_t linear(int64_t, int64_t rows) { return 100 + 5'000 * rows; }
 
 } // namespace
 
+TEST_CASE(
+    "draft_policy: a cost curve that is walked costs what it costs anywhere, before, between and beyond its points") {
+  const std::vector<std::vector<std::pair<double, double>>> curves{{},
+                                                                   {{4, 1}},
+                                                                   {{4, 1}, {8, 1.5}},
+                                                                   {{4, 1}, {5, 1.4}, {9, 1.2}, {20, 3}},
+                                                                   {{64, 1}, {96, 1.1}, {128, 1.1}, {384, 2}}};
+  for (const auto& points : curves) {
+    const cost_curve curve(points);
+    size_t from = 1;
+    double before = 0;
+    for (double rows = 1; rows < 500; rows += rows < 30 ? 0.5 : 7) {
+      const double cost = curve.at(rows, from);
+      CHECK(cost == curve.at(rows));
+      CHECK(cost >= before); // rates are compared by product: costs are above 0 and do not fall
+      CHECK((points.empty() || cost > 0));
+      before = cost;
+    }
+  }
+}
+
 TEST_CASE("draft_policy: rows that cost nothing and right guesses are taken to the full depth") {
   played p({5, 5, true}, 1, flat, 500);
   p.play();
