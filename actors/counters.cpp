@@ -75,6 +75,8 @@ std::vector<std::string> parked_kernels(const counters& n) {
   add("linear", n.parked_linears);
   add("experts", n.parked_experts);
   if (n.parked_prompts) names.emplace_back("products of prompts");
+  if (n.parked_attention) names.emplace_back("attention of 512 dims");
+  if (n.parked_prompt_attention) names.emplace_back("attention of 512 dims, prompts");
   return names;
 }
 

@@ -77,6 +77,7 @@ struct counters {
   // ranks, at their start: kernels that the self-check took out of use, bit r: those of rate K = r / 2 (parked_kernels)
   std::atomic<uint32_t> parked_linears{0}, parked_experts{0};
   std::atomic<bool> parked_prompts{false}; // the kernels of prompts went as one: those of decode serve them
+  std::atomic<bool> parked_attention{false}, parked_prompt_attention{false}; // those for rows 512 wide
   // rank 0: decode steps and rounds of guesses replayed from graphs, and those launched though graphs were captured
   std::atomic<int64_t> graph_replays{0}, graph_misses{0};
   void forget_traffic(); // everything but the phase, gauges and sizes: the warm-up is not traffic

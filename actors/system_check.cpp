@@ -6,14 +6,26 @@
 #include "gpu/self_check.h"
 #include "storage/log.h"
 
-#include <algorithm>
 #include <chrono>
 #include <stdexcept>
+#include <variant>
 
 namespace troupe {
 
 namespace {
 constexpr int64_t scratch_bytes = 32 << 20; // the shapes are small
+
+void count(counters& numbers, const weight_variant& v) {
+  if (v.rows == row_class::prefill)
+    numbers.parked_prompts = true;
+  else
+    (v.is_experts ? numbers.parked_experts : numbers.parked_linears) |=
+        1U << v.rate | (v.is_experts ? 1U << v.down_rate : 0U);
+}
+void count(counters& numbers, const wide_attention& a) {
+  (a.rows == row_class::prefill ? numbers.parked_prompt_attention : numbers.parked_attention) = true;
+}
+
 }
 
 void check_kernels(backend& device, counters& numbers) {
@@ -21,24 +33,17 @@ void check_kernels(backend& device, counters& numbers) {
   const auto used = loaded_variants(device);
   const auto trial =
       make_cuda_backend({.device = device_of(device), .scratch_bytes = scratch_bytes}); // its memory comes back
-  const auto found =
-      self_check(*trial, used, [&](const weight_variant& v) { return park(*trial, v) && park(device, v); });
+  const auto found = self_check(*trial, used, [&](const parkable& form) {
+    if (!park(*trial, form) || !park(device, form)) return false;
+    std::visit([&](const auto& f) { count(numbers, f); }, form);
+    return true;
+  });
   for (const kernel_finding& f : found) {
     if (f.is_right) continue;
     const std::string text = fmt::format("self-check: {} is wrong on {}: error {:.3g}, at most {:.3g} was expected",
                                          f.kernel, device.name(), f.error, f.bound);
     if (!f.is_parked) throw std::runtime_error(text + "; no other form of it is left");
     spdlog::error("{}; it is parked, another form takes its place", text);
-  }
-  for (const weight_variant& v : used) {
-    const auto is_parked = [&](const kernel_finding& f) { return f.is_parked && f.kernel == name(v); };
-    if (std::none_of(found.begin(), found.end(), is_parked)) continue;
-    if (v.rows == row_class::prefill) {
-      numbers.parked_prompts = true;
-      continue;
-    }
-    auto& rates = v.is_experts ? numbers.parked_experts : numbers.parked_linears;
-    rates |= 1U << v.rate | (v.is_experts ? 1U << v.down_rate : 0U);
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   spdlog::info("self-check: {} kernels on {} in {:.2f} s", found.size(), device.name(), took.count());

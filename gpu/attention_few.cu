@@ -330,7 +330,7 @@ constexpr int64_t max_launch = 1 << 16; // rows, so that blocks are counted in 3
 } // namespace
 
 bool attention_few_serves(const attention_view& a, const cuda_lane& lane) {
-  return lane.has_wgmma && a.dim == width && a.fours && a.heads <= 1024;
+  return lane.has_few_attention && a.dim == width && a.fours && a.heads <= 1024;
 }
 
 void attention_few(attention_view a, int64_t first, int64_t n_rows, const cuda_lane& lane) {

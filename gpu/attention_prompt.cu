@@ -201,15 +201,15 @@ __global__ void __launch_bounds__(prompt_readers + prompt_fillers, 1)
     read_rows(s, a, n_rows);
   }
 #else
-  __trap(); // cuda_lane::has_wgmma was wrong: the build has no code for sm_90a
+  __trap(); // cuda_lane::has_prompt_attention was wrong: the build has no code for sm_90a
 #endif
 }
 
 } // namespace
 
 bool attention_prompt_serves(const attention_args& a, const cuda_lane& lane) {
-  return lane.has_wgmma && a.q.shape[1] == prompt_heads && a.q.shape[2] == prompt_dim && a.rings.type == dtype::u8 &&
-         (!a.selected || a.compressed.type == dtype::u8);
+  return lane.has_prompt_attention && a.q.shape[1] == prompt_heads && a.q.shape[2] == prompt_dim &&
+         a.rings.type == dtype::u8 && (!a.selected || a.compressed.type == dtype::u8);
 }
 
 void attention_prompt_cuda(const attention_args& args, const step_rows& rows, int64_t first, int64_t n_rows,

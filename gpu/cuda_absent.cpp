@@ -21,7 +21,7 @@ std::unique_ptr<backend> make_cuda_backend(const cuda_backend_config&) {
 double replayed_us(backend&) { return 0; }
 int32_t device_of(backend&) { return 0; }
 std::vector<weight_variant> loaded_variants(backend&) { return {}; }
-bool park(backend&, const weight_variant&) { return false; }
+bool park(backend&, const parkable&) { return false; }
 
 } // namespace troupe
 

@@ -6,6 +6,7 @@
 #include "gpu/cuda_load.h"
 #include "gpu/cuda_ops.h"
 #include "gpu/cuda_owned.cuh"
+#include "gpu/cuda_parking.h"
 #include "gpu/host_copies.h"
 #include "gpu/moe_cuda.h"
 #include "gpu/plain_gemm.h"
@@ -36,7 +37,8 @@ public:
     name_ = "cuda " + std::to_string(device_) + ", " + properties.name;
     lane_.on = stream_.get();
     lane_.n_multiprocessors = properties.multiProcessorCount;
-    lane_.has_wgmma = properties.major == 9 && properties.minor == 0;
+    lane_.has_wgmma = lane_.has_few_attention = lane_.has_prompt_attention =
+        properties.major == 9 && properties.minor == 0;
     lane_.scratch_bytes = c.scratch_bytes;
     lane_.scratch = memory_.take(c.scratch_bytes, "scratch", lane_.on);
     lane_.n_counters = n_lane_counters;
@@ -292,19 +294,9 @@ public:
 
   int32_t device() const { return device_; }
   std::vector<weight_variant> variants() const { return {variants_.begin(), variants_.end()}; }
-  bool park(const weight_variant& v) {
-    if (v.rows == row_class::prefill) { // all of them go together
-      const bool is_trellis = v.how == stored_matrix::format::exl3;
-      (is_trellis ? side_lane_.has_wgmma : side_lane_.has_plain_gemm) = false;
-      return std::exchange(is_trellis ? lane_.has_wgmma : lane_.has_plain_gemm, false);
-    }
-    if (v.how != stored_matrix::format::exl3 || v.book != stored_matrix::codebook::mul1) return false;
-    uint32_t& parked = v.is_experts ? lane_.parked_experts : lane_.parked_linears;
-    const uint32_t bits = 1U << v.rate | (v.is_experts ? 1U << v.down_rate : 0U);
-    if ((parked & bits) != 0) return false; // the f16 form was already in use
-    parked |= bits;
-    (v.is_experts ? side_lane_.parked_experts : side_lane_.parked_linears) = parked;
-    return true;
+  bool park(const parkable& form) {
+    take_out_of_use(form, side_lane_);
+    return take_out_of_use(form, lane_);
   }
 
 private:
@@ -388,7 +380,7 @@ double replayed_us(backend& b) { return dynamic_cast<cuda_backend&>(b).replayed_
 
 std::vector<weight_variant> loaded_variants(backend& b) { return dynamic_cast<cuda_backend&>(b).variants(); }
 
-bool park(backend& b, const weight_variant& v) { return dynamic_cast<cuda_backend&>(b).park(v); }
+bool park(backend& b, const parkable& form) { return dynamic_cast<cuda_backend&>(b).park(form); }
 
 std::unique_ptr<backend> make_cuda_backend(const cuda_backend_config& config) {
   return std::make_unique<cuda_backend>(config);

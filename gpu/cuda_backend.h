@@ -42,7 +42,7 @@ double replayed_us(backend&);
 
 // What a CUDA backend loaded, each variant once, for the self-check.
 std::vector<weight_variant> loaded_variants(backend&);
-// Takes the form that now serves a variant out of use; false: no other form serves it.
-bool park(backend&, const weight_variant&);
+// Takes the form that now serves it out of use; false: no other form serves it.
+bool park(backend&, const parkable&);
 
 } // namespace troupe

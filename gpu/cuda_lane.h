@@ -23,7 +23,8 @@ struct cuda_lane {
   // Integer products of mul1 matrices that the self-check found wrong, bit r: rate r. The f16 form serves them.
   uint32_t parked_linears = 0, parked_experts = 0;
   row_class rows = row_class::decode;
-  bool has_wgmma = false;     // compute capability 9.0: EXL3 has kernels for prefill
+  bool has_wgmma = false;                                       // compute capability 9.0: EXL3 has kernels for prefill
+  bool has_few_attention = false, has_prompt_attention = false; // 9.0 too: rows 512 wide have theirs, of either class
   bool has_plain_gemm = true; // so have bf16, fp8 and fp4; false: the self-check found them wrong
 };
 

@@ -12,8 +12,8 @@ namespace {
 
 // The rows of one x for up to `most_listed` matrices of one stored width.
 struct row_list {
-  gemm_rows to[most_listed];
-  const uint16_t* suh[most_listed];
+  gemm_rows to[most_listed] = {};
+  const uint16_t* suh[most_listed] = {};
   const float* x;
   int64_t x_stride;
   int n, in_real, in;

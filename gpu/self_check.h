@@ -8,6 +8,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace troupe {
@@ -26,6 +27,15 @@ std::string name(const weight_variant&); // "linear EXL3 mul1 K=3"
 weight_variant variant_of(const stored_matrix&);
 weight_variant variant_of(const stored_expert&);
 
+// Attention of rows 512 wide, for which some devices have kernels of their own.
+struct wide_attention {
+  row_class rows = row_class::decode;
+};
+std::string name(const wide_attention&); // "attention of 512 dims, prompts"
+
+// What may have a second form.
+using parkable = std::variant<weight_variant, wide_attention>;
+
 struct kernel_finding {
   std::string kernel;
   double error = 0, bound = 0; // relative; bound 0: bit for bit
@@ -33,8 +43,8 @@ struct kernel_finding {
   bool is_parked = false; // wrong, but another form took its place; its finding comes next
 };
 
-// Takes the form that now serves a variant out of use; false: there is no other one.
-using park_form = std::function<bool(const weight_variant&)>;
+// Takes the form that now serves it out of use; false: there is no other one.
+using park_form = std::function<bool(const parkable&)>;
 
 // Every operation of the backend, and every variant of `used`, in order. Fault point "self_check NAME": that kernel's
 // next result counts as wrong. The device memory it takes stays with `device`, so that is best one made for the check.

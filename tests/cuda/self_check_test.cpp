@@ -4,6 +4,7 @@
 #include "tests/cuda/stored_samples.h"
 #include "tests/cuda/twins.h"
 
+#include <algorithm>
 #include <chrono>
 
 using namespace troupe;
@@ -46,13 +47,32 @@ TEST_CASE("cuda self_check: wrong kernels of prompts are parked, those of decode
   const twin_tensor x = t.floats({5, 384}, 1), decode = t.output({5, 256}), prompt = t.output({5, 256});
   t.device->linear(decode.device, x.device, *on_device);
   fault::arm("self_check linear EXL3 mul1 K=3, prompts");
-  const auto found = self_check(*t.device, used, [&](const weight_variant& v) { return park(*t.device, v); });
+  const auto found = self_check(*t.device, used, [&](const parkable& form) { return park(*t.device, form); });
   fault::disarm_all();
   CHECK(parked_names(found) == std::vector<std::string>{"linear EXL3 mul1 K=3, prompts"});
   CHECK(found.back().is_right);
   t.device->set_row_classes(all_prefill);
   t.device->linear(prompt.device, x.device, *on_device);
   CHECK(t.read_device(prompt) == t.read_device(decode));
+}
+
+TEST_CASE("cuda self_check: wrong attention of wide rows is parked, that of all widths takes its place") {
+  for (const row_class rows : {row_class::decode, row_class::prefill}) {
+    const auto b = make_cuda_backend({.scratch_bytes = 32 << 20});
+    const std::string kernel = name(wide_attention{rows});
+    fault::arm("self_check " + kernel);
+    const auto found = self_check(*b, {}, [&](const parkable& form) { return park(*b, form); });
+    fault::disarm_all();
+    const auto parked = parked_names(found);
+    if (parked.empty()) { // a device without kernels of its own for them: nothing takes their place
+      CHECK(!park(*b, wide_attention{rows}));
+      continue;
+    }
+    CHECK(parked == std::vector{kernel});
+    const auto last = std::find_if(found.rbegin(), found.rend(), [&](const auto& f) { return f.kernel == kernel; });
+    CHECK_MESSAGE(last->is_right, kernel << ": error " << last->error);
+    CHECK(!park(*b, wide_attention{rows})); // there is no third one
+  }
 }
 
 TEST_CASE("cuda self_check: all kernels are right in under three seconds") {
@@ -74,7 +94,7 @@ TEST_CASE("cuda self_check: wrong integer products are parked, the f16 form serv
   const twin_tensor x = t.floats({5, 384}, 1), before = t.output({5, 256}), after = t.output({5, 256});
   t.run([&](backend& b) { b.linear(t.of(b, before), t.of(b, x), &b == t.host.get() ? *on_host : *on_device); });
   fault::arm("self_check linear EXL3 mul1 K=3");
-  const auto found = self_check(*t.device, used, [&](const weight_variant& v) { return park(*t.device, v); });
+  const auto found = self_check(*t.device, used, [&](const parkable& form) { return park(*t.device, form); });
   fault::disarm_all();
   CHECK(parked_names(found) == std::vector<std::string>{"linear EXL3 mul1 K=3"});
   CHECK(found.back().is_right);
@@ -89,7 +109,7 @@ TEST_CASE("cuda self_check: experts with parked integer products use the f16 for
   fault::arm("self_check experts EXL3 mul1 K=3, down K=4");
   weight_variant v{true, stored_matrix::format::exl3, stored_matrix::codebook::mul1, 6, 8, dtype::f32};
   const auto found =
-      self_check(*t.device, std::vector{v}, [&](const weight_variant& wrong) { return park(*t.device, wrong); });
+      self_check(*t.device, std::vector{v}, [&](const parkable& wrong) { return park(*t.device, wrong); });
   fault::disarm_all();
   CHECK(parked_names(found) == std::vector{name(v)});
   CHECK_MESSAGE(found.back().is_right, "error " << found.back().error);

@@ -48,8 +48,8 @@ TEST_CASE("self_check: a wrong form is parked and the next one is checked in its
   const weight_variant mul1{false, stored_matrix::format::exl3, stored_matrix::codebook::mul1, 6, 0, dtype::f32};
   const armed wrong("self_check linear EXL3 mul1 K=3");
   std::vector<std::string> parked;
-  const auto found = self_check(*b, std::vector{mul1}, [&](const weight_variant& v) {
-    parked.push_back(name(v));
+  const auto found = self_check(*b, std::vector{mul1}, [&](const parkable& form) {
+    parked.push_back(name(std::get<weight_variant>(form)));
     return true;
   });
   REQUIRE(parked == std::vector<std::string>{"linear EXL3 mul1 K=3"});
@@ -62,7 +62,7 @@ TEST_CASE("self_check: a wrong form is parked and the next one is checked in its
 TEST_CASE("self_check: a kernel without another form stays wrong, by name") {
   const auto b = make_host_backend({.n_threads = 1});
   const armed wrong("self_check attention");
-  const auto found = self_check(*b, {}, [](const weight_variant&) { return true; });
+  const auto found = self_check(*b, {}, [](const parkable&) { return true; });
   CHECK(std::count_if(found.begin(), found.end(), [](const auto& f) { return !f.is_right; }) == 1);
   const auto at = std::find_if(found.begin(), found.end(), [](const auto& f) { return !f.is_right; });
   REQUIRE(at != found.end());
@@ -70,7 +70,25 @@ TEST_CASE("self_check: a kernel without another form stays wrong, by name") {
   CHECK(!at->is_parked);
   const weight_variant fp4{.how = stored_matrix::format::fp4};
   const armed again("self_check linear fp4", 2);
-  const auto refused = self_check(*b, std::vector{fp4}, [](const weight_variant&) { return false; });
+  const auto refused = self_check(*b, std::vector{fp4}, [](const parkable&) { return false; });
   CHECK(refused.back().kernel == "linear fp4");
   CHECK((!refused.back().is_right && !refused.back().is_parked));
+}
+
+TEST_CASE("self_check: attention of wide rows has another form in each class") {
+  const auto b = make_host_backend({.n_threads = 1});
+  for (const row_class rows : {row_class::decode, row_class::prefill}) {
+    const std::string kernel = name(wide_attention{rows});
+    const armed wrong(("self_check " + kernel).c_str());
+    std::vector<row_class> parked;
+    const auto found = self_check(*b, {}, [&](const parkable& form) {
+      parked.push_back(std::get<wide_attention>(form).rows);
+      return true;
+    });
+    CHECK(parked == std::vector{rows});
+    const auto first = std::find_if(found.begin(), found.end(), [&](const auto& f) { return f.kernel == kernel; });
+    REQUIRE(found.end() - first > 1);
+    CHECK((!first->is_right && first->is_parked));
+    CHECK((first[1].kernel == kernel && first[1].is_right)); // checked again in its place
+  }
 }

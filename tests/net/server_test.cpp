@@ -51,10 +51,11 @@ TEST_CASE("server: kernels that the self-check parked are told") {
   test_server s;
   s.numbers->parked_linears = 1U << 6 | 1U << 5;
   s.numbers->parked_experts = 1U << 6;
+  s.numbers->parked_attention = true;
   s.start();
-  CHECK(
-      s.ask(http_get("/ready")).body ==
-      R"({"status":"ready","parked_kernels":["linear EXL3 mul1 K=2.5","linear EXL3 mul1 K=3","experts EXL3 mul1 K=3"]})");
+  CHECK(s.ask(http_get("/ready")).body ==
+        R"({"status":"ready","parked_kernels":["linear EXL3 mul1 K=2.5","linear EXL3 mul1 K=3",)"
+        R"("experts EXL3 mul1 K=3","attention of 512 dims"]})");
   const auto metrics = s.ask(http_get("/metrics")).body;
   CHECK(metrics.find("troupe_kernel_parked{model_name=\"tiny\",engine=\"0\",kernel=\"experts EXL3 mul1 K=3\"} 1") !=
         std::string::npos);
