@@ -19,7 +19,8 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t n_lane_counters = 1 << 18;
+constexpr int64_t n_lane_counters = 1 << 22; // u32: sums of byte products lie among them
+constexpr int32_t portable_cluster = 8;
 constexpr int64_t side_scratch_bytes = 64 << 20; // side work is of few rows
 
 // Rows [first, first + n) of f32 rows of `width`, whatever the shape says.
@@ -37,6 +38,7 @@ public:
     name_ = "cuda " + std::to_string(device_) + ", " + properties.name;
     lane_.on = stream_.get();
     lane_.n_multiprocessors = properties.multiProcessorCount;
+    lane_.most_cluster = properties.major >= 9 ? portable_cluster : 1;
     lane_.has_wgmma = lane_.has_few_attention = lane_.has_prompt_attention =
         properties.major == 9 && properties.minor == 0;
     lane_.scratch_bytes = c.scratch_bytes;
