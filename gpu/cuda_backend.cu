@@ -77,6 +77,12 @@ public:
     TROUPE_CHECK(n_bytes <= from.size_bytes(), "a download lies inside its tensor");
     copies_.to_host(to, from.data, n_bytes, lane().on, "download: a fault of the work before it");
   }
+  void begin_download(tensor from, int64_t n_bytes) {
+    copies_.begin_to_host(from.data, n_bytes, lane().on, "download");
+  }
+  void end_download(void* to, int64_t n_bytes) {
+    copies_.collect(to, n_bytes, "download: a fault of the work before it");
+  }
   std::unique_ptr<matrix> load(const stored_matrix& m) override {
     auto made = load_cuda_matrix(m, memory_, copies_, lane().on);
     note(variant_of(m), has_classes(view_of(*made)));
@@ -97,6 +103,7 @@ public:
     copy_rows_cuda(y, y_rows, x, x_rows, lane());
   }
   void arg_max(tensor ids, tensor x, tensor x_rows, tensor y) override { arg_max_cuda(ids, x, x_rows, y, lane()); }
+  void place_anchors(const anchor_args& a) override { place_anchors_cuda(a, lane()); }
   void scatter_entries(tensor cache, tensor x, tensor entries, quantiser how, const step_rows& rows) override {
     scatter_entries_cuda(cache, x, entries, how, rows, lane());
   }
@@ -247,21 +254,9 @@ public:
     return made;
   }
   void replay(graph& g) override {
-    replayed_us(); // of the one before
-    cuda_check(cudaEventRecord(replay_begin_.get(), lane().on), "replay");
-    cuda_check(cudaGraphLaunch(static_cast<cuda_graph&>(g).ready, lane_.on), "replay");
-    cuda_check(cudaEventRecord(replay_end_.get(), lane_.on), "replay");
-    is_replaying_ = true;
+    clock_.time(lane().on, [&] { cuda_check(cudaGraphLaunch(static_cast<cuda_graph&>(g).ready, lane_.on), "replay"); });
   }
-  double replayed_us() {
-    float ms = 0;
-    if (is_replaying_ && cudaEventElapsedTime(&ms, replay_begin_.get(), replay_end_.get()) == cudaSuccess) {
-      replayed_us_ += 1e3 * static_cast<double>(ms);
-      is_replaying_ = false;
-    }
-    cudaGetLastError(); // not ready is no fault
-    return replayed_us_;
-  }
+  double replayed_us() { return clock_.us(); }
 
   int rank() const override { return group_ == nullptr ? 0 : group_->rank(); }
   int n_ranks() const override { return group_ == nullptr ? 1 : group_->n_ranks(); }
@@ -360,9 +355,7 @@ private:
   std::string name_;
   own_stream stream_, side_stream_;
   own_event fork_{cudaEventDisableTiming}, join_{cudaEventDisableTiming}; // they only order streams
-  own_event replay_begin_{cudaEventDefault}, replay_end_{cudaEventDefault};
-  bool is_replaying_ = false;
-  double replayed_us_ = 0;
+  replay_clock clock_;
   cuda_memory memory_;
   host_copies copies_;
   cuda_lane lane_, side_lane_; // lane_: of the calls; exchanged while side work is called
@@ -375,6 +368,11 @@ private:
 } // namespace
 
 const cuda_lane& lane_of(backend& b) { return dynamic_cast<cuda_backend&>(b).lane(); }
+
+void begin_download(backend& b, tensor from, int64_t n_bytes) {
+  dynamic_cast<cuda_backend&>(b).begin_download(from, n_bytes);
+}
+void end_download(backend& b, void* to, int64_t n_bytes) { dynamic_cast<cuda_backend&>(b).end_download(to, n_bytes); }
 
 int32_t device_of(backend& b) { return dynamic_cast<cuda_backend&>(b).device(); }
 

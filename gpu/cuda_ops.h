@@ -19,6 +19,8 @@ void clear_cuda(tensor y, const cuda_lane&); // y f32
 void scale_cuda(tensor x, float by, const cuda_lane&);
 void spread_cuda(tensor h, tensor x, const cuda_lane&);
 
+// anchors.cu
+void place_anchors_cuda(const anchor_args&, const cuda_lane&);
 // arg_max.cu
 void arg_max_cuda(tensor ids, tensor x, tensor x_rows, tensor y, const cuda_lane&);
 
