@@ -20,7 +20,7 @@ template <int Rate, int Groups> struct band_ring {
   static constexpr int n_stages = room / stage_bytes > 8 ? 8 : room / stage_bytes > 1 ? room / stage_bytes : 2;
 };
 
-// A line of items of `bands` bands each; block b has [begin(b), begin(b + 1)). total * n_blocks stays below 2^32.
+// A line of items of `bands` bands each; block b has [begin(b), begin(b + 1)). total stays below 2^32.
 struct band_line {
   uint32_t total, bands, base, extra; // base, extra: total / n_blocks and what is left over
   __device__ band_line(uint32_t items, uint32_t an_item, uint32_t n_blocks)

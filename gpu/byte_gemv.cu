@@ -103,6 +103,12 @@ int32_t launch_list(std::span<const gemv_args> list, int32_t n_rows, const cuda_
 
 } // namespace
 
+int32_t byte_form_cluster() {
+  cudaFuncAttributes of{};
+  cuda_check(cudaFuncGetAttributes(&of, pack_rows_kernel<1>), "byte product: pack");
+  return of.ptxVersion >= 90 ? most_sharers : 1;
+}
+
 bool byte_form_serves(const trellis_view& w, const cuda_lane& lane) {
   return w.book == stored_matrix::codebook::mul1 && w.in <= most_packed_in && (lane.parked_linears >> w.rate & 1U) == 0;
 }

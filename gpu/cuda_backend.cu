@@ -11,6 +11,7 @@
 #include "gpu/moe_cuda.h"
 #include "gpu/plain_gemm.h"
 #include "gpu/row_sampler.h"
+#include "gpu/trellis_gemv.h"
 
 #include <algorithm>
 #include <set>
@@ -19,8 +20,7 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t n_lane_counters = 1 << 22; // u32: sums of byte products lie among them
-constexpr int32_t portable_cluster = 8;
+constexpr int64_t n_lane_counters = 1 << 23;     // u32: among them sums of byte products, of 64 rows with any matrix
 constexpr int64_t side_scratch_bytes = 64 << 20; // side work is of few rows
 
 // Rows [first, first + n) of f32 rows of `width`, whatever the shape says.
@@ -38,7 +38,7 @@ public:
     name_ = "cuda " + std::to_string(device_) + ", " + properties.name;
     lane_.on = stream_.get();
     lane_.n_multiprocessors = properties.multiProcessorCount;
-    lane_.most_cluster = properties.major >= 9 ? portable_cluster : 1;
+    lane_.most_cluster = byte_form_cluster();
     lane_.has_wgmma = lane_.has_few_attention = lane_.has_prompt_attention =
         properties.major == 9 && properties.minor == 0;
     lane_.scratch_bytes = c.scratch_bytes;
@@ -78,6 +78,7 @@ public:
     copies_.to_host(to, from.data, n_bytes, lane().on, "download: a fault of the work before it");
   }
   void begin_download(tensor from, int64_t n_bytes) {
+    TROUPE_CHECK(n_bytes <= from.size_bytes(), "a download lies inside its tensor");
     copies_.begin_to_host(from.data, n_bytes, lane().on, "download");
   }
   void end_download(void* to, int64_t n_bytes) {

@@ -17,7 +17,7 @@ struct product_shape {
   int n_groups, n_blocks;                                   // n_groups: of four rows that any column has at most
   product_shape(int64_t n_items, int bands, int most_rows, int n_multiprocessors)
       : n_groups(most_rows <= 4 ? 1 : 2), n_blocks(blocks_for(n_items, bands, n_multiprocessors)) {
-    TROUPE_CHECK(n_items * bands * n_blocks < int64_t{1} << 32, "the bands of a line are counted in 32 bits");
+    TROUPE_CHECK(n_items * bands < int64_t{1} << 32, "the bands of a line are counted in 32 bits");
   }
   // Costs in bands of a multiprocessor (55 ns of an H200): parts of an item meet in device memory and the last one
   // finishes it, 3 us, 1 us if it was whole; a part that goes over the edge of an item ends twice. So blocks end at

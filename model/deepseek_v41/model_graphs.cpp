@@ -16,6 +16,7 @@ void to_probabilities(draft_tokens& found) { // dspark.md section 4
 
 draft_result model_v41::draft(std::span<const draft_anchor> anchors, const draft_choice& choose) {
   TROUPE_CHECK(drafter_ != nullptr, "drafting needs the draft weights");
+  early_.clear();
   return drafter_->draft(ctx_, draft_caches(), with_floors(anchors), choose);
 }
 
@@ -120,6 +121,7 @@ std::optional<draft_tokens> model_v41::take_early(std::span<const draft_request>
 }
 
 void model_v41::capture_steps(int32_t max_rows) {
+  early_.clear();
   step_graphs_.clear();
   draft_graphs_.clear();
   if (!be_.can_capture() || max_rows < 1) return;

@@ -31,6 +31,11 @@ TEST_CASE("product_shape: parts end at the edges of items where that costs littl
   CHECK(blocks(1010, 320) == resident); // the head: too many columns
 }
 
+TEST_CASE("product_shape: runs of thousands of rows are one line, up to 2^32 bands") {
+  CHECK(product_shape(int64_t{1728} * 18, 640, 4, multiprocessors).n_blocks == resident);
+  CHECK(product_shape((int64_t{1} << 32) / 640 - 1, 640, 4, multiprocessors).n_blocks == resident);
+}
+
 TEST_CASE("product_shape: zeros have room for the sums of every block's cut item and its counter") {
   const product_shape few(14, 320, 4, multiprocessors), many(14, 320, 5, multiprocessors);
   CHECK(few.zeros_a_line(1) == few.n_blocks * (4 * 256 + 1)); // main and rest of four rows and 128 columns
