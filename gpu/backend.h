@@ -217,7 +217,12 @@ public:
     rms_norm(x, x, weight, eps);
   }
   virtual void expand(tensor h, tensor y, tensor post,
-                      tensor comb) = 0;             // h[k] = post[k] y + sum_j comb[j][k] h[j], in place
+                      tensor comb) = 0; // h[k] = post[k] y + sum_j comb[j][k] h[j], in place
+  // add(y, also), then expand, of which only h is wanted: y may be left as it was.
+  virtual void expand_sum(tensor h, tensor y, tensor also, tensor post, tensor comb) {
+    add(y, also);
+    expand(h, y, post, comb);
+  }
   virtual void spread(tensor h, tensor x) = 0;      // h (R, M, D) = x (R, D) copied M times
   virtual void mean_copies(tensor y, tensor h) = 0; // y (R, D) = mean over M
 

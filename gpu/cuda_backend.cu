@@ -155,7 +155,10 @@ public:
   void fold_norm(tensor x, tensor h, tensor pre, tensor weight, float eps) override {
     fold_norm_cuda(x, h, pre, weight, eps, lane());
   }
-  void expand(tensor h, tensor y, tensor post, tensor comb) override { expand_cuda(h, y, post, comb, lane()); }
+  void expand(tensor h, tensor y, tensor post, tensor comb) override { expand_cuda(h, y, {}, post, comb, lane()); }
+  void expand_sum(tensor h, tensor y, tensor also, tensor post, tensor comb) override {
+    expand_cuda(h, y, also, post, comb, lane());
+  }
   void spread(tensor h, tensor x) override { spread_cuda(h, x, lane()); }
   void mean_copies(tensor y, tensor h) override { mean_copies_cuda(y, h, lane()); }
 

@@ -29,7 +29,7 @@ void rms_norm_cuda(tensor y, tensor x, tensor weight, float eps, const cuda_lane
 void mix_coefficients_cuda(const mix_args&, tensor z, const cuda_lane&); // z (R, (2 + M) M) = fn v, not yet normed
 void fold_cuda(tensor x, tensor h, tensor pre, const cuda_lane&);
 void fold_norm_cuda(tensor x, tensor h, tensor pre, tensor weight, float eps, const cuda_lane&);
-void expand_cuda(tensor h, tensor y, tensor post, tensor comb, const cuda_lane&);
+void expand_cuda(tensor h, tensor y, tensor also, tensor post, tensor comb, const cuda_lane&); // also: or empty
 void mean_copies_cuda(tensor y, tensor h, const cuda_lane&);
 void quantise_cuda(tensor x, quantiser, const cuda_lane&);
 
