@@ -146,7 +146,7 @@ void add_engine(family_list& out, const counters& n, int64_t block_tokens) {
 
 void add_own(family_list& out, const counters& n, const http_counts& http) {
   for (const std::string& kernel : parked_kernels(n))
-    out.gauge("troupe_kernel_parked", "1: the self-check found the kernel wrong, another form serves its matrices.", 1,
+    out.gauge("troupe_kernel_parked", "1: the self-check found the kernel wrong, another form takes its place.", 1,
               {{"kernel", kernel}});
   out.counter("troupe_graph_replays_total", "Decode steps and rounds of drafts replayed from a CUDA graph.",
               static_cast<double>(n.graph_replays));
