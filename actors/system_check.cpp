@@ -13,6 +13,7 @@
 namespace troupe {
 
 namespace {
+
 constexpr int64_t scratch_bytes = 32 << 20; // the shapes are small
 
 void count(counters& numbers, const weight_variant& v) {
@@ -26,7 +27,7 @@ void count(counters& numbers, const wide_attention& a) {
   (a.rows == row_class::prefill ? numbers.parked_prompt_attention : numbers.parked_attention) = true;
 }
 
-}
+} // namespace
 
 void check_kernels(backend& device, counters& numbers) {
   const auto began = std::chrono::steady_clock::now();

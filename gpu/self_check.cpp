@@ -49,7 +49,7 @@ public:
 
   void rows();
   void caches();
-  void attention(int64_t heads, int64_t dim, const wide_attention* form = nullptr);
+  void attention();
   void selection();
   void streams();
   void routing();
@@ -122,6 +122,17 @@ private:
             ints({5}, {0, 0, 0, 3, 3}), make(dtype::i64, {5}, std::vector<int64_t>{0, 0, 0, 2, 2}),
             ints({5}, {0, 0, 0, 1, 1}), ints({2, 4}, {3, 1, 6, 0, 2, 7, 4, 5})};
   }
+  // Parks what is wrong and checks what takes its place, until that is right or nothing does.
+  template <class Check> void each_form(const parkable& form, row_class rows, const Check& check) {
+    if (rows == row_class::prefill) device_.set_row_classes(all_prefill);
+    for (bool again = true; again;) {
+      kernel_finding f = check();
+      again = f.is_parked = !f.is_right && park_ && park_(form);
+      findings.push_back(f);
+    }
+    device_.set_row_classes({});
+  }
+  kernel_finding attention(const std::string& kernel, int64_t heads, int64_t dim);
   kernel_finding linear(const weight_variant&);
   kernel_finding experts(const weight_variant&);
 
@@ -188,25 +199,25 @@ void checker::caches() {
   }
 }
 
-void checker::attention(int64_t heads, int64_t dim, const wide_attention* form) {
+void checker::attention() {
+  findings.push_back(attention("attention", 3, 64));
+  for (const wide_attention form : {wide_attention{row_class::decode}, wide_attention{row_class::prefill}})
+    each_form(form, form.rows, [&] { return attention(name(form), 64, 512); });
+}
+
+kernel_finding checker::attention(const std::string& kernel, int64_t heads, int64_t dim) {
   const twin_rows rows = two_sequences();
   attention_args a;
   const auto q = floats({5, heads, dim}), kv = rounded({5, dim}, quantiser::fp8_32);
   const auto rings = records(2, 16, quantiser::fp8_32, dim), pool = records(8, 4, quantiser::fp4_e4m3_16, dim);
   const auto sink = floats({heads}), o = output({5, heads, dim});
   const auto chosen = ints({5, 4}, {0, 3, 9, 14, 1, 2, 7, 15, 0, 5, 8, -1, 0, 1, 3, 4, 2, 4, -1, -1});
-  if (form != nullptr && form->rows == row_class::prefill) device_.set_row_classes(all_prefill);
-  for (bool again = true; again;) {
-    run([&](backend& b, bool h) {
-      a.o = o.of(h), a.q = q.of(h), a.step_kv = kv.of(h), a.rings = rings.of(h), a.compressed = pool.of(h);
-      a.selected = chosen.of(h), a.sink = sink.of(h), a.window = 9, a.scale = 0.16F;
-      b.attention(a, rows.of(h));
-    });
-    kernel_finding f = compare(form != nullptr ? name(*form) : "attention", o, 3e-5);
-    again = f.is_parked = !f.is_right && form != nullptr && park_ && park_(*form);
-    findings.push_back(f);
-  }
-  device_.set_row_classes({});
+  run([&](backend& b, bool h) {
+    a.o = o.of(h), a.q = q.of(h), a.step_kv = kv.of(h), a.rings = rings.of(h), a.compressed = pool.of(h);
+    a.selected = chosen.of(h), a.sink = sink.of(h), a.window = 9, a.scale = 0.16F;
+    b.attention(a, rows.of(h));
+  });
+  return compare(kernel, o, 3e-5);
 }
 
 void checker::selection() {
@@ -334,14 +345,7 @@ kernel_finding checker::experts(const weight_variant& v) {
 }
 
 void checker::weights(const weight_variant& v) {
-  if (v.rows == row_class::prefill) device_.set_row_classes(all_prefill);
-  while (true) {
-    kernel_finding f = v.is_experts ? experts(v) : linear(v);
-    f.is_parked = !f.is_right && park_ && park_(v);
-    findings.push_back(f);
-    if (!f.is_parked) break;
-  }
-  device_.set_row_classes({});
+  each_form(v, v.rows, [&] { return v.is_experts ? experts(v) : linear(v); });
 }
 
 } // namespace
@@ -384,9 +388,7 @@ std::vector<kernel_finding> self_check(backend& device, std::span<const weight_v
   checker c(device, park);
   c.rows();
   c.caches();
-  c.attention(3, 64);
-  for (const wide_attention form : {wide_attention{row_class::decode}, wide_attention{row_class::prefill}})
-    c.attention(64, 512, &form);
+  c.attention();
   c.selection();
   c.streams();
   c.routing();
