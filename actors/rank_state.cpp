@@ -211,6 +211,7 @@ std::span<const std::byte> rank_state::lay_out(const step_plan& plan, std::span<
 std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<const sequence_failure> failures,
                                              std::span<const std::byte> records, model& weights, int64_t& draft_us) {
   rows_.clear();
+  wishes_.clear();
   if (!batch_) batch_.emplace(weights.info().vocabulary);
   batch_->clear();
   drawn_.ids.clear();
@@ -231,11 +232,12 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     const auto drafts = std::span(r.tokens).last(static_cast<size_t>(r.n_drafts));
     const int64_t position = r.start + static_cast<int64_t>(r.tokens.size() - drafts.size());
     add_draft_rules(*s.sampler, drafts, position, rules_, *batch_);
+    if (r.wants_drafts && weights.can_draft()) wishes_.push_back({rows_.size() - 1, r.n_drafts});
   }
   if (!rows_.empty()) {
     const auto side_rows = lay_out(plan, failures, records);
     if (samples_)
-      weights.forward_and_sample(rows_, side_rows, *batch_, drawn_);
+      weights.forward_and_sample(rows_, side_rows, *batch_, drawn_, wishes_);
     else
       weights.forward(rows_, side_rows);
   }

@@ -86,6 +86,7 @@ private:
   std::unordered_map<size_t, image> images_;
   size_t next_image_ = 0;
   std::vector<sequence_rows> rows_;
+  std::vector<draft_wish> wishes_;
   std::vector<draft_request> requests_;
   std::vector<size_t> requesters_;    // of each request, its place in the plan
   std::optional<sample_batch> batch_; // rules of the step's rows, and what was drawn by them

@@ -24,7 +24,7 @@ public:
   void run() {
     if (wants("attention") || wants("attention of the window")) attention();
     if (wants("select_entries")) select();
-    if (wants("mix") || wants("fold") || wants("expand") || wants("engram_gate")) streams();
+    if (wants("mix") || wants("fold_norm") || wants("expand") || wants("engram_gate")) streams();
     if (wants("route")) route();
     if (wants("rms_norm") || wants("rope") || wants("quantise") || wants("write_rings") || wants("dequant_rows"))
       small();
@@ -138,8 +138,9 @@ private:
     const auto h = static_cast<double>(a.h.size_bytes()), row = static_cast<double>(x.size_bytes());
     time(
         "mix", [&] { b_.mix(a); }, a.pre, h);
+    const tensor norm = floats({dim});
     time(
-        "fold", [&] { b_.fold(x, a.h, a.pre); }, x, h + row);
+        "fold_norm", [&] { b_.fold_norm(x, a.h, a.pre, norm, 1e-6F); }, x, h + row);
     time(
         "expand", [&] { b_.expand(a.h, x, a.post, a.comb); }, a.h, 2 * h + row);
     if (!wants("engram_gate")) return;

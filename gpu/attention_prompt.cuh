@@ -57,10 +57,12 @@ template <row_kind Kind> __device__ __forceinline__ eight_codes read_eight(const
 }
 template <row_kind Kind> __device__ __forceinline__ uint4 decode_eight(eight_codes v) {
   four_halves a, b;
-  if constexpr (Kind == row_kind::fp8)
+  if constexpr (Kind == row_kind::fp8) {
     a = decode_fp8(v.codes.x, v.scale), b = decode_fp8(v.codes.y, v.scale);
-  else
-    a = decode_fp4(v.codes.x & 0xFFFFU, v.scale), b = decode_fp4(v.codes.x >> 16, v.scale);
+  } else {
+    const uint32_t by = fp4_scales(v.scale);
+    a = fp4_by_scales(v.codes.x & 0xFFFFU, by), b = fp4_by_scales(v.codes.x >> 16, by);
+  }
   return make_uint4(a.low, a.high, b.low, b.high);
 }
 __device__ __forceinline__ uint4 eight_floats(const uint8_t* at, int eighth) {

@@ -101,6 +101,18 @@ struct index_args {
   tensor scores;               // (R, max entries) f32 or empty: raw scores for tests; -inf where not visible
 };
 
+// dspark.md section 4: of each sequence whose drafts were verified, the token that ends the run of right ones begins
+// the next block of drafts.
+struct anchor_args {
+  tensor guesses;   // out (n) i32: that token; 0 for one that could not be drawn
+  tensor ids;       // out (n * block) i32: the first of each block is that token, the others stay
+  tensor positions; // out (n * block) i64: of the blocks, from the token's own on
+  tensor drawn;     // i32, a row of logits each
+  tensor step_ids;  // i32, a row of the step each
+  tensor requests; // (n, 4) i32: the sequence's first row of `drawn`, the step's row of the same, drafts behind it, the
+                   // position of the token drawn there
+};
+
 // model.md 2.1
 struct mix_args {
   tensor pre, post, comb;     // out (R, M), (R, M), (R, M, M) f32
@@ -179,6 +191,8 @@ public:
                        tensor y) = 0; // ids (R) i32: where x[x_rows[i]] + y[i] is largest, y (R, width) f32, the
                                       // lowest of equals; a sum that is no number counts as the least
 
+  virtual void place_anchors(const anchor_args&) = 0;
+
   // Arithmetic on rows.
   virtual void rms_norm(tensor y, tensor x, tensor weight, float eps) = 0; // y may be x
   virtual void linear(tensor y, tensor x, const matrix&) = 0;              // x (R, in), y (R, out) f32 or activation
@@ -203,7 +217,12 @@ public:
     rms_norm(x, x, weight, eps);
   }
   virtual void expand(tensor h, tensor y, tensor post,
-                      tensor comb) = 0;             // h[k] = post[k] y + sum_j comb[j][k] h[j], in place
+                      tensor comb) = 0; // h[k] = post[k] y + sum_j comb[j][k] h[j], in place
+  // add(y, also), then expand, of which only h is wanted: y may be left as it was.
+  virtual void expand_sum(tensor h, tensor y, tensor also, tensor post, tensor comb) {
+    add(y, also);
+    expand(h, y, post, comb);
+  }
   virtual void spread(tensor h, tensor x) = 0;      // h (R, M, D) = x (R, D) copied M times
   virtual void mean_copies(tensor y, tensor h) = 0; // y (R, D) = mean over M
 

@@ -17,13 +17,15 @@ struct gemv_list {
   __device__ const packed_row* row(int matrix, int64_t r) const { return packed + matrix * groups * 8 + r; }
 };
 
-// Grid (rows, matrices).
-__global__ void __launch_bounds__(pack_threads) pack_rows_kernel(const __grid_constant__ gemv_list a) {
+// Grid (rows, a cluster each; matrices).
+template <int Jobs>
+__global__ void __launch_bounds__(pack_threads) pack_rows_kernel(const __grid_constant__ gemv_list a, int n_sharers) {
+  const row_sharer me(blockIdx.x, n_sharers);
   begin_in_turn();
-  const int64_t row = blockIdx.x, group = row / max_block_rows, m = blockIdx.y;
+  const int64_t row = blockIdx.x / static_cast<unsigned>(n_sharers), group = row / max_block_rows, m = blockIdx.y;
   const gemv_args& of = a.of[m];
-  pack_row(of.x + row * of.x_stride, of.in, a.in, of.w.suh, a.codes + (m * a.groups + group) * packed_bytes(a.in),
-           a.n_rows > 4 ? 2 : 1, static_cast<int>(row % max_block_rows), a.packed + m * a.groups * 8 + row);
+  pack_row<Jobs>(of.x + row * of.x_stride, of.in, a.in, of.w.suh, a.codes + (m * a.groups + group) * packed_bytes(a.in),
+                 a.n_rows > 4 ? 2 : 1, static_cast<int>(row % max_block_rows), a.packed + m * a.groups * 8 + row, me);
 }
 
 // The chunks of all matrices, for the eight rows of blockIdx.y.
@@ -37,8 +39,7 @@ struct listed_columns {
     while (column >= a.first_column[m + 1]) ++m;
     return m;
   }
-  __device__ int32_t n_columns() const { return a.first_column[a.n]; }
-  __device__ int32_t most_columns() const { return n_columns(); }
+  __device__ int32_t n_items() const { return a.first_column[a.n]; }
   __device__ int32_t rows() const { return a.in / 16; }
   __device__ const uint32_t* words(int column) const {
     const int m = matrix_of(column);
@@ -80,24 +81,33 @@ int32_t launch_list(std::span<const gemv_args> list, int32_t n_rows, const cuda_
   const int columns = a.first_column[a.n];
   const product_shape shape(columns, a.in / 16, n_rows, lane.n_multiprocessors);
   const int64_t row_group_bytes = a.n * (packed_bytes(a.in) + 8 * static_cast<int64_t>(sizeof(packed_row)));
-  const int64_t groups = std::min<int64_t>({(lane.scratch_bytes - 1024) / (shape.slot_bytes() + row_group_bytes),
-                                            lane.n_counters / columns, int64_t{65535}, (int64_t{n_rows} + 7) / 8});
-  TROUPE_CHECK(groups > 0, "the scratch of a lane holds the sums of eight rows of any matrix");
+  const int64_t groups =
+      std::min<int64_t>({(lane.scratch_bytes - 1024) / row_group_bytes, lane.n_counters / shape.zeros_a_line(1),
+                         int64_t{65535}, (int64_t{n_rows} + 7) / 8});
+  TROUPE_CHECK(groups > 0, "a lane holds the codes and sums of eight rows of any matrix");
   a.groups = static_cast<int32_t>(groups);
   a.n_rows = std::min(n_rows, a.groups * 8);
   scratch_cut cut(lane);
-  auto* slots = cut.take<int32_t>(groups * shape.slot_bytes() / 4);
   a.codes = cut.take<uint8_t>(a.n * groups * packed_bytes(a.in));
   a.packed = cut.take<packed_row>(a.n * groups * max_block_rows);
-  launch_early(pack_rows_kernel, dim3(a.n_rows, a.n), pack_threads, 0, lane.on, "byte product: pack", a);
+  with_sharers(a.in, lane.most_cluster, [&]<int Jobs>(unsigned n_sharers) {
+    launch_clusters(pack_rows_kernel<Jobs>, n_sharers, dim3(a.n_rows * n_sharers, a.n), pack_threads, 0, lane.on,
+                    "byte product: pack", a, static_cast<int>(n_sharers));
+  });
   const listed_columns problem{a};
   with_rate<stored_matrix::codebook::mul1>(list[0].w.rate, [&]<int Rate>() {
-    launch_byte_product<Rate>(problem, shape, (a.n_rows + 7) / 8, slots, lane.counters, lane.on);
+    launch_byte_product<Rate>(problem, shape, (a.n_rows + 7) / 8, lane.counters, lane.on);
   });
   return a.n_rows;
 }
 
 } // namespace
+
+int32_t byte_form_cluster() {
+  cudaFuncAttributes of{};
+  cuda_check(cudaFuncGetAttributes(&of, pack_rows_kernel<1>), "byte product: pack");
+  return of.ptxVersion >= 90 ? most_sharers : 1;
+}
 
 bool byte_form_serves(const trellis_view& w, const cuda_lane& lane) {
   return w.book == stored_matrix::codebook::mul1 && w.in <= most_packed_in && (lane.parked_linears >> w.rate & 1U) == 0;

@@ -2,17 +2,23 @@
 // exl3.md 13.4.
 #pragma once
 
+#include "gpu/cluster.cuh"
 #include "gpu/trellis_block.cuh"
 
 namespace troupe {
 
-constexpr int pack_threads = 1024;    // a block packs one row for one matrix; bound by its latency, not by bytes
+constexpr int pack_warps = 8, pack_threads = 32 * pack_warps;
 constexpr int most_packed_in = 16384; // inputs: exact int32 sums hold up to 16,576 (exl3.md 9.4)
+constexpr int most_sharers = 8;       // blocks of a cluster that pack a row together
 
 // What a row is multiplied with afterwards.
-struct packed_row {
-  float scale; // q; NaN if the row held a value that is no finite number
-  int32_t sum; // of 254 i + r
+struct alignas(16) packed_row {
+  int32_t sums[most_sharers]; // of 254 i + r of each block's part; zeros behind
+  float scale;                // q; NaN if the row held a value that is no finite number
+  __device__ __forceinline__ int32_t sum() const {
+    const int4 a = reinterpret_cast<const int4*>(sums)[0], b = reinterpret_cast<const int4*>(sums)[1];
+    return a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w;
+  }
 };
 
 // Codes of up to eight rows for one matrix: (in / 16 tile rows, groups of four rows, 128 bytes), a group's bytes as
@@ -20,22 +26,44 @@ struct packed_row {
 // columns k = 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15 of the tile row.
 __host__ __device__ constexpr int64_t packed_bytes(int in) { return static_cast<int64_t>(in) / 16 * 256; }
 
-// One block packs row `x` (in_real elements, zeros behind) as row `place` of `codes`. One scale for the whole row, so
-// that sums over any part of k are exact integers in one unit.
+// A block's place among those of its cluster, which pack a row together. First statement of a kernel: what others write
+// into this block's memory waits for it.
+struct row_sharer {
+  int rank, n;
+  __device__ row_sharer(unsigned block, int n_sharers) : rank(static_cast<int>(block) % n_sharers), n(n_sharers) {
+    if (n > 1) cluster_arrive();
+  }
+};
+
+// Calls f.template operator()<Jobs>(blocks of a row) for stored inputs `in`: Jobs 128-blocks a warp at most. Loads,
+// shuffles and stores of a row take one multiprocessor 3 us at 5120 inputs, 7 at 16384 (H200).
+template <class F> void with_sharers(int in, int most_cluster, const F& f) {
+  const int n_blocks = in / 128;
+  const auto sharers = [&](int jobs) {
+    return static_cast<unsigned>((n_blocks + jobs * pack_warps - 1) / (jobs * pack_warps));
+  };
+  if (sharers(2) == 1) return f.template operator()<2>(1U);
+  if (static_cast<int>(sharers(1)) <= std::min(most_cluster, most_sharers)) return f.template operator()<1>(sharers(1));
+  if (static_cast<int>(sharers(2)) <= std::min(most_cluster, most_sharers)) return f.template operator()<2>(sharers(2));
+  f.template operator()<most_packed_in / 128 / pack_warps>(1U);
+}
+
+// Packs row `x` (in_real elements, zeros behind) as row `place` of `codes`. One scale for the whole row, so that sums
+// over any part of k are exact integers in one unit.
+template <int Jobs>
 __device__ __forceinline__ void pack_row(const float* x, int in_real, int in, const uint16_t* suh, uint8_t* codes,
-                                         int groups, int place, packed_row* to) {
-  static_assert(pack_threads == 1024, "a lane a warp");
-  constexpr int n_warps = pack_threads / 32, most_jobs = most_packed_in / 128 / n_warps;
-  __shared__ uint32_t tops[n_warps];
-  __shared__ int32_t sums[n_warps];
+                                         int groups, int place, packed_row* to, const row_sharer& me) {
+  __shared__ uint32_t tops[most_sharers * pack_warps]; // of all warps of the cluster
+  __shared__ int32_t sums[pack_warps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_blocks = in / 128;
+  const int first_job = me.rank * pack_warps + warp, n_warps = me.n * pack_warps;
   const bool in_fours = in_real == in && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-  float v[most_jobs][4];
-  uint2 signs[most_jobs]; // suh of the same elements
+  float v[Jobs][4];
+  uint2 signs[Jobs]; // suh of the same elements
   uint32_t top = 0;
 #pragma unroll
-  for (int j = 0; j < most_jobs; ++j) {
-    const int block = warp + j * n_warps, first = block * 128 + lane * 4;
+  for (int j = 0; j < Jobs; ++j) {
+    const int block = first_job + j * n_warps, first = block * 128 + lane * 4;
     if (block >= n_blocks) break;
     if (in_fours) {
       const float4 four = *reinterpret_cast<const float4*>(x + first);
@@ -47,8 +75,8 @@ __device__ __forceinline__ void pack_row(const float* x, int in_real, int in, co
     signs[j] = *reinterpret_cast<const uint2*>(suh + first);
   }
 #pragma unroll
-  for (int j = 0; j < most_jobs; ++j) {
-    if (warp + j * n_warps >= n_blocks) break;
+  for (int j = 0; j < Jobs; ++j) {
+    if (first_job + j * n_warps >= n_blocks) break;
     v[j][0] *= f16_bits(static_cast<uint16_t>(signs[j].x));
     v[j][1] *= f16_bits(static_cast<uint16_t>(signs[j].x >> 16));
     v[j][2] *= f16_bits(static_cast<uint16_t>(signs[j].y));
@@ -58,16 +86,24 @@ __device__ __forceinline__ void pack_row(const float* x, int in_real, int in, co
     for (int i = 0; i < 4; ++i) top = max(top, __float_as_uint(v[j][i]) & 0x7FFFFFFFU);
   }
   top = __reduce_max_sync(0xFFFFFFFF, top);
-  if (lane == 0) tops[warp] = top;
-  __syncthreads();
-  top = __reduce_max_sync(0xFFFFFFFF, tops[lane]);
+  if (me.n > 1) {
+    cluster_wait(); // for their begin
+    if (lane < me.n) store_in_block(lane, &tops[first_job], top);
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    if (lane == 0) tops[warp] = top;
+    __syncthreads();
+  }
+  for (int i = lane; i < n_warps; i += 32) top = max(top, tops[i]);
+  top = __reduce_max_sync(0xFFFFFFFF, top);
   const float largest = __uint_as_float(top);
   const bool finite = largest < INFINITY; // false for NaN too
   const float by = finite && largest > 0 ? 127.0F / largest : 0.0F;
   int32_t sum = 0;
 #pragma unroll
-  for (int j = 0; j < most_jobs; ++j) {
-    const int block = warp + j * n_warps;
+  for (int j = 0; j < Jobs; ++j) {
+    const int block = first_job + j * n_warps;
     if (block >= n_blocks) break;
     uint32_t main = 0, rest = 0;
 #pragma unroll
@@ -79,20 +115,21 @@ __device__ __forceinline__ void pack_row(const float* x, int in_real, int in, co
       main |= static_cast<uint32_t>(a & 255) << (8 * i);
       rest |= static_cast<uint32_t>(r & 255) << (8 * i);
     }
+    // Four lanes have 16 main terms and 16 rests of a tile row, which lie as 32 bytes: 8 of them each.
     const int tile = block * 8 + lane / 4, quarter = lane % 4;
-    uint8_t* at = codes + (tile * groups + place / 4) * 128 + place % 4 * 32 + 8 * (quarter & 1) + 2 * (quarter / 2);
-    *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(main);
-    *reinterpret_cast<uint16_t*>(at + 4) = static_cast<uint16_t>(main >> 16);
-    *reinterpret_cast<uint16_t*>(at + 16) = static_cast<uint16_t>(rest);
-    *reinterpret_cast<uint16_t*>(at + 20) = static_cast<uint16_t>(rest >> 16);
+    const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, quarter < 2 ? rest : main, 2);
+    const uint32_t low = quarter < 2 ? main : other, high = quarter < 2 ? other : rest;
+    uint8_t* at = codes + (tile * groups + place / 4) * 128 + place % 4 * 32 + 8 * quarter;
+    *reinterpret_cast<uint2*>(at) = {__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632)};
   }
   sum = __reduce_add_sync(0xFFFFFFFF, sum);
   if (lane == 0) sums[warp] = sum;
   __syncthreads();
-  if (warp == 0) {
-    sum = __reduce_add_sync(0xFFFFFFFF, sums[lane]);
-    if (lane == 0) *to = {finite ? largest / 127.0F : NAN, sum};
-  }
+  if (warp > 0) return;
+  sum = __reduce_add_sync(0xFFFFFFFF, lane < pack_warps ? sums[lane] : 0);
+  if (lane == me.rank || (me.rank == 0 && lane >= me.n && lane < most_sharers))
+    to->sums[lane] = lane == me.rank ? sum : 0;
+  if (lane == 0 && me.rank == 0) to->scale = finite ? largest / 127.0F : NAN;
 }
 
 } // namespace troupe

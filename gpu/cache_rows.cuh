@@ -6,6 +6,7 @@
 #include "gpu/mma.cuh"
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 
 namespace troupe::device {
 
@@ -67,9 +68,13 @@ __device__ inline four_halves decode_fp8(uint32_t codes, uint32_t scale) {
 __device__ inline uint32_t fp4_pair(uint32_t two_codes) { // in the low byte; elsewhere zeros
   return (two_codes * 0x00040040U & 0x01C001C0U) | (two_codes * 0x01001000U & 0x80008000U);
 }
-__device__ inline four_halves decode_fp4(uint32_t codes, uint32_t scale) {
-  const float s = scale == 0x7FU ? quiet_nan() : e4m3_to_f32(static_cast<uint8_t>(scale));
-  return scaled(fp4_pair(codes & 0xFFU), fp4_pair(codes >> 8), bf16_powers(126), bits_of(__floats2bfloat162_rn(s, s)));
+// In two steps, for several codes of a group: its e4m3 scale as both halves, exact, NaN stays; four codes by it.
+__device__ __forceinline__ uint32_t fp4_scales(uint32_t code) {
+  const float s = __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3)));
+  return bits_of(__floats2bfloat162_rn(s, s));
+}
+__device__ __forceinline__ four_halves fp4_by_scales(uint32_t codes, uint32_t scales) {
+  return scaled(fp4_pair(codes & 0xFFU), fp4_pair(codes >> 8), bf16_powers(126), scales);
 }
 
 // Four elements as pairs of bf16 with what bf16 leaves of a float: nothing where they come from a record.
@@ -81,7 +86,7 @@ __device__ inline split_four split_raw(uint4 v, row_kind kind) {
     return {split(__uint_as_float(v.x), __uint_as_float(v.y)), split(__uint_as_float(v.z), __uint_as_float(v.w))};
   four_halves h{0, 0};
   if (kind == row_kind::fp8) h = decode_fp8(v.x, v.y);
-  if (kind == row_kind::fp4) h = decode_fp4(v.x, v.y);
+  if (kind == row_kind::fp4) h = fp4_by_scales(v.x, fp4_scales(v.y));
   return {{h.low, 0}, {h.high, 0}};
 }
 

@@ -27,5 +27,12 @@ __device__ __forceinline__ void store_in_block(int rank, float2* to, float2 x) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x.x), "f"(x.y) : "memory");
 #endif
 }
+__device__ __forceinline__ void store_in_block(int rank, uint32_t* to, uint32_t x) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t at;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(to)), "r"(rank));
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+#endif
+}
 
 } // namespace troupe

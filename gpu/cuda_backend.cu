@@ -11,6 +11,7 @@
 #include "gpu/moe_cuda.h"
 #include "gpu/plain_gemm.h"
 #include "gpu/row_sampler.h"
+#include "gpu/trellis_gemv.h"
 
 #include <algorithm>
 #include <set>
@@ -19,7 +20,7 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t n_lane_counters = 1 << 18;
+constexpr int64_t n_lane_counters = 1 << 23;     // u32: among them sums of byte products, of 64 rows with any matrix
 constexpr int64_t side_scratch_bytes = 64 << 20; // side work is of few rows
 
 // Rows [first, first + n) of f32 rows of `width`, whatever the shape says.
@@ -37,6 +38,7 @@ public:
     name_ = "cuda " + std::to_string(device_) + ", " + properties.name;
     lane_.on = stream_.get();
     lane_.n_multiprocessors = properties.multiProcessorCount;
+    lane_.most_cluster = byte_form_cluster();
     lane_.has_wgmma = lane_.has_few_attention = lane_.has_prompt_attention =
         properties.major == 9 && properties.minor == 0;
     lane_.scratch_bytes = c.scratch_bytes;
@@ -75,6 +77,13 @@ public:
     TROUPE_CHECK(n_bytes <= from.size_bytes(), "a download lies inside its tensor");
     copies_.to_host(to, from.data, n_bytes, lane().on, "download: a fault of the work before it");
   }
+  void begin_download(tensor from, int64_t n_bytes) {
+    TROUPE_CHECK(n_bytes <= from.size_bytes(), "a download lies inside its tensor");
+    copies_.begin_to_host(from.data, n_bytes, lane().on, "download");
+  }
+  void end_download(void* to, int64_t n_bytes) {
+    copies_.collect(to, n_bytes, "download: a fault of the work before it");
+  }
   std::unique_ptr<matrix> load(const stored_matrix& m) override {
     auto made = load_cuda_matrix(m, memory_, copies_, lane().on);
     note(variant_of(m), has_classes(view_of(*made)));
@@ -95,6 +104,7 @@ public:
     copy_rows_cuda(y, y_rows, x, x_rows, lane());
   }
   void arg_max(tensor ids, tensor x, tensor x_rows, tensor y) override { arg_max_cuda(ids, x, x_rows, y, lane()); }
+  void place_anchors(const anchor_args& a) override { place_anchors_cuda(a, lane()); }
   void scatter_entries(tensor cache, tensor x, tensor entries, quantiser how, const step_rows& rows) override {
     scatter_entries_cuda(cache, x, entries, how, rows, lane());
   }
@@ -145,7 +155,10 @@ public:
   void fold_norm(tensor x, tensor h, tensor pre, tensor weight, float eps) override {
     fold_norm_cuda(x, h, pre, weight, eps, lane());
   }
-  void expand(tensor h, tensor y, tensor post, tensor comb) override { expand_cuda(h, y, post, comb, lane()); }
+  void expand(tensor h, tensor y, tensor post, tensor comb) override { expand_cuda(h, y, {}, post, comb, lane()); }
+  void expand_sum(tensor h, tensor y, tensor also, tensor post, tensor comb) override {
+    expand_cuda(h, y, also, post, comb, lane());
+  }
   void spread(tensor h, tensor x) override { spread_cuda(h, x, lane()); }
   void mean_copies(tensor y, tensor h) override { mean_copies_cuda(y, h, lane()); }
 
@@ -245,21 +258,9 @@ public:
     return made;
   }
   void replay(graph& g) override {
-    replayed_us(); // of the one before
-    cuda_check(cudaEventRecord(replay_begin_.get(), lane().on), "replay");
-    cuda_check(cudaGraphLaunch(static_cast<cuda_graph&>(g).ready, lane_.on), "replay");
-    cuda_check(cudaEventRecord(replay_end_.get(), lane_.on), "replay");
-    is_replaying_ = true;
+    clock_.time(lane().on, [&] { cuda_check(cudaGraphLaunch(static_cast<cuda_graph&>(g).ready, lane_.on), "replay"); });
   }
-  double replayed_us() {
-    float ms = 0;
-    if (is_replaying_ && cudaEventElapsedTime(&ms, replay_begin_.get(), replay_end_.get()) == cudaSuccess) {
-      replayed_us_ += 1e3 * static_cast<double>(ms);
-      is_replaying_ = false;
-    }
-    cudaGetLastError(); // not ready is no fault
-    return replayed_us_;
-  }
+  double replayed_us() { return clock_.us(); }
 
   int rank() const override { return group_ == nullptr ? 0 : group_->rank(); }
   int n_ranks() const override { return group_ == nullptr ? 1 : group_->n_ranks(); }
@@ -358,9 +359,7 @@ private:
   std::string name_;
   own_stream stream_, side_stream_;
   own_event fork_{cudaEventDisableTiming}, join_{cudaEventDisableTiming}; // they only order streams
-  own_event replay_begin_{cudaEventDefault}, replay_end_{cudaEventDefault};
-  bool is_replaying_ = false;
-  double replayed_us_ = 0;
+  replay_clock clock_;
   cuda_memory memory_;
   host_copies copies_;
   cuda_lane lane_, side_lane_; // lane_: of the calls; exchanged while side work is called
@@ -373,6 +372,11 @@ private:
 } // namespace
 
 const cuda_lane& lane_of(backend& b) { return dynamic_cast<cuda_backend&>(b).lane(); }
+
+void begin_download(backend& b, tensor from, int64_t n_bytes) {
+  dynamic_cast<cuda_backend&>(b).begin_download(from, n_bytes);
+}
+void end_download(backend& b, void* to, int64_t n_bytes) { dynamic_cast<cuda_backend&>(b).end_download(to, n_bytes); }
 
 int32_t device_of(backend& b) { return dynamic_cast<cuda_backend&>(b).device(); }
 

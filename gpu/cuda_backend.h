@@ -37,6 +37,10 @@ struct cuda_lane;
 const cuda_lane& lane_of(backend&);
 int32_t device_of(backend&); // its index
 
+// A download in two steps, the second of which waits for the work before the first alone. At most 1 MB, one at a time.
+void begin_download(backend&, tensor from, int64_t n_bytes);
+void end_download(backend&, void* to, int64_t n_bytes);
+
 // Microseconds that the device spent in replayed graphs so far; those that have ended.
 double replayed_us(backend&);
 

@@ -19,6 +19,8 @@ void clear_cuda(tensor y, const cuda_lane&); // y f32
 void scale_cuda(tensor x, float by, const cuda_lane&);
 void spread_cuda(tensor h, tensor x, const cuda_lane&);
 
+// anchors.cu
+void place_anchors_cuda(const anchor_args&, const cuda_lane&);
 // arg_max.cu
 void arg_max_cuda(tensor ids, tensor x, tensor x_rows, tensor y, const cuda_lane&);
 
@@ -27,7 +29,7 @@ void rms_norm_cuda(tensor y, tensor x, tensor weight, float eps, const cuda_lane
 void mix_coefficients_cuda(const mix_args&, tensor z, const cuda_lane&); // z (R, (2 + M) M) = fn v, not yet normed
 void fold_cuda(tensor x, tensor h, tensor pre, const cuda_lane&);
 void fold_norm_cuda(tensor x, tensor h, tensor pre, tensor weight, float eps, const cuda_lane&);
-void expand_cuda(tensor h, tensor y, tensor post, tensor comb, const cuda_lane&);
+void expand_cuda(tensor h, tensor y, tensor also, tensor post, tensor comb, const cuda_lane&); // also: or empty
 void mean_copies_cuda(tensor y, tensor h, const cuda_lane&);
 void quantise_cuda(tensor x, quantiser, const cuda_lane&);
 

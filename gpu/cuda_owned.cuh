@@ -43,4 +43,38 @@ private:
   cudaStream_t stream_ = nullptr;
 };
 
+// Device time of what was launched under it, while up to two are under way.
+class replay_clock {
+public:
+  template <class F> void time(cuda_stream on, const F& launch) {
+    at_ ^= 1;
+    count(pairs_[at_]); // of the one before the last
+    cuda_check(cudaEventRecord(pairs_[at_].begin.get(), on), "replay");
+    launch();
+    cuda_check(cudaEventRecord(pairs_[at_].end.get(), on), "replay");
+    pairs_[at_].is_running = true;
+  }
+  double us() { // of all that have ended
+    for (pair& p : pairs_) count(p);
+    return us_;
+  }
+
+private:
+  struct pair {
+    own_event begin{cudaEventDefault}, end{cudaEventDefault};
+    bool is_running = false; // its time is not counted yet
+  };
+  void count(pair& p) {
+    float ms = 0;
+    if (p.is_running && cudaEventElapsedTime(&ms, p.begin.get(), p.end.get()) == cudaSuccess) {
+      us_ += 1e3 * static_cast<double>(ms);
+      p.is_running = false;
+    }
+    cudaGetLastError(); // not ready is no fault
+  }
+  pair pairs_[2];
+  int at_ = 0;
+  double us_ = 0;
+};
+
 } // namespace troupe

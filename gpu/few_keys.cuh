@@ -4,8 +4,6 @@
 
 #include "gpu/attention_keys.cuh"
 
-#include <cuda_fp8.h>
-
 namespace troupe::device::few {
 
 inline constexpr int width = 512, group_keys = 16;   // keys of a group: rows of a product
@@ -89,14 +87,6 @@ __device__ __forceinline__ raw_lane read_record(stored_row row, int lane) {
   if (eight) v.codes[1] = *reinterpret_cast<const uint2*>(codes + 8);
   v.scale = row.at[eight ? width + lane / 2 : width / 2 + lane];
   return v;
-}
-// decode_fp4 in two steps, for several codes of a group. The conversion of e4m3 is exact.
-__device__ __forceinline__ uint32_t fp4_scales(uint32_t code) {
-  const float s = __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3)));
-  return bits_of(__floats2bfloat162_rn(s, s));
-}
-__device__ __forceinline__ four_halves fp4_by_scales(uint32_t codes, uint32_t scales) {
-  return scaled(fp4_pair(codes & 0xFFU), fp4_pair(codes >> 8), bf16_powers(126), scales);
 }
 __device__ __forceinline__ void bring_record(uint32_t* to, int lane, const raw_lane& v, row_kind kind) {
   uint32_t w[8] = {};

@@ -103,6 +103,19 @@ void host_backend::copy_rows(tensor y, tensor y_rows, tensor x, tensor x_rows) {
   }
 }
 
+void host_backend::place_anchors(const anchor_args& a) {
+  const int64_t n = a.guesses.n_elements(), block = n > 0 ? a.ids.n_elements() / n : 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t *request = a.requests.i32() + 4 * i, *drawn = a.drawn.i32() + request[0],
+                  *drafts = a.step_ids.i32() + request[1] + 1;
+    int32_t right = 0;
+    while (right < request[2] && drawn[right] == drafts[right]) ++right;
+    const int32_t token = std::max(drawn[right], 0);
+    a.guesses.i32()[i] = a.ids.i32()[i * block] = token;
+    for (int64_t j = 0; j < block; ++j) a.positions.i64()[i * block + j] = request[3] + right + j;
+  }
+}
+
 void host_backend::arg_max(tensor ids, tensor x, tensor x_rows, tensor y) {
   const int64_t width = y.row_elements();
   TROUPE_CHECK(ids.n_elements() == y.rows() && x_rows.n_elements() >= y.rows() && x.row_elements() == width,

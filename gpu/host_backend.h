@@ -30,6 +30,7 @@ public:
   void embed(tensor y, tensor table, int64_t first_id, tensor ids) override;
   void copy_rows(tensor y, tensor y_rows, tensor x, tensor x_rows) override;
   void arg_max(tensor ids, tensor x, tensor x_rows, tensor y) override;
+  void place_anchors(const anchor_args&) override;
   void scatter_entries(tensor cache, tensor x, tensor entries, quantiser how, const step_rows&) override;
   void write_rings(tensor rings, tensor x, const step_rows&) override;
 

@@ -1,4 +1,4 @@
-// Parts of pinned memory with an event each, which tells when the copies from it are done.
+// Parts of pinned memory with an event each, which tells when the copies from or to it are done.
 #include "gpu/host_copies.h"
 
 #include "gpu/cuda_check.cuh"
@@ -15,9 +15,9 @@ struct host_copies::part {
 
 host_copies::host_copies(int32_t device) {
   cuda_check(cudaSetDevice(device), "cudaSetDevice");
-  parts_ = std::make_unique<part[]>(n_parts);
+  parts_ = std::make_unique<part[]>(n_parts + 1); // the last one: of begin_to_host
   void* memory = nullptr;
-  cuda_check(cudaHostAlloc(&memory, (n_parts + 1) * part_bytes, cudaHostAllocDefault), "pinned memory for copies");
+  cuda_check(cudaHostAlloc(&memory, (n_parts + 2) * part_bytes, cudaHostAllocDefault), "pinned memory for copies");
   memory_ = static_cast<std::byte*>(memory);
 }
 
@@ -58,6 +58,18 @@ void host_copies::to_host(void* to, const void* from, int64_t n_bytes, cuda_stre
     if (n > 0) std::memcpy(target, landing, static_cast<size_t>(n));
     target += n, source += n, n_bytes -= n;
   } while (n_bytes > 0);
+}
+
+void host_copies::begin_to_host(const void* from, int64_t n_bytes, cuda_stream on, const char* what) {
+  TROUPE_CHECK(n_bytes <= part_bytes, "what is collected later fits into a part");
+  std::byte* const landing = memory_ + (n_parts + 1) * part_bytes;
+  cuda_check(cudaMemcpyAsync(landing, from, static_cast<size_t>(n_bytes), cudaMemcpyDeviceToHost, on), what);
+  cuda_check(cudaEventRecord(parts_[n_parts].done.get(), on), what);
+}
+
+void host_copies::collect(void* to, int64_t n_bytes, const char* what) {
+  cuda_check(cudaEventSynchronize(parts_[n_parts].done.get()), what);
+  std::memcpy(to, memory_ + (n_parts + 1) * part_bytes, static_cast<size_t>(n_bytes));
 }
 
 } // namespace troupe

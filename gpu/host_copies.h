@@ -27,13 +27,17 @@ public:
   void to_device(void* to, const void* from, int64_t n_bytes, cuda_stream on, const char* what);
   // Waits for all work of `on` before it, also for no bytes. Throws likewise. Precondition: the same.
   void to_host(void* to, const void* from, int64_t n_bytes, cuda_stream on, const char* what);
+  // The same in two steps: collect waits for the work of `on` before begin_to_host alone, so that what was called since
+  // goes on. At most part_bytes; one at a time; other copies may lie between the two.
+  void begin_to_host(const void* from, int64_t n_bytes, cuda_stream on, const char* what);
+  void collect(void* to, int64_t n_bytes, const char* what);
 
 private:
   void begin_next_part(const char* what);
 
   struct part;
   std::unique_ptr<part[]> parts_;
-  std::byte* memory_ = nullptr; // n_parts to the device, one to the host
+  std::byte* memory_ = nullptr; // n_parts to the device, two to the host: of to_host, of begin_to_host
   cuda_stream on_ = nullptr;    // of the copies of the part in hand
   int at_ = 0;
   int64_t used_ = 0; // of the part in hand

@@ -122,9 +122,10 @@ __global__ void fold_kernel(float* x, const float* h, const float* pre, int64_t 
   }
 }
 
+// also: added to y before, or nullptr.
 template <int Max, bool Fours>
-__global__ void expand_kernel(float* h, const float* y, const float* post, const float* comb, int64_t n_rows, int m,
-                              int64_t dim) {
+__global__ void expand_kernel(float* h, const float* y, const float* also, const float* post, const float* comb,
+                              int64_t n_rows, int m, int64_t dim) {
   begin_in_turn();
   const int64_t i = 4 * device::piece_of_row();
   if (i >= dim) return;
@@ -133,7 +134,11 @@ __global__ void expand_kernel(float* h, const float* y, const float* post, const
 #pragma unroll
     for (int j = 0; j < Max; ++j)
       if (j < m) old[j] = device::load_four<Fours>(h + (r * m + j) * dim, i, dim);
-    const float4 in = device::load_four<Fours>(y + r * dim, i, dim);
+    float4 in = device::load_four<Fours>(y + r * dim, i, dim);
+    if (also != nullptr) {
+      const float4 more = device::load_four<Fours>(also + r * dim, i, dim);
+      in = make_float4(in.x + more.x, in.y + more.y, in.z + more.z, in.w + more.w);
+    }
     const float* c = comb + r * m * m;
 #pragma unroll
     for (int k = 0; k < Max; ++k) {
@@ -254,18 +259,18 @@ void fold_norm_cuda(tensor x, tensor h, tensor pre, tensor weight, float eps, co
                static_cast<int>(m), dim, eps);
 }
 
-void expand_cuda(tensor h, tensor y, tensor post, tensor comb, const cuda_lane& lane) {
+void expand_cuda(tensor h, tensor y, tensor also, tensor post, tensor comb, const cuda_lane& lane) {
   if (h.n_elements() == 0) return;
   const int64_t n_rows = h.shape[0], m = h.shape[1], dim = h.shape[2];
   TROUPE_CHECK(m <= max_copies && y.n_elements() == n_rows * dim && post.n_elements() == n_rows * m &&
-                   comb.n_elements() == n_rows * m * m,
+                   (!also || also.n_elements() == y.n_elements()) && comb.n_elements() == n_rows * m * m,
                "a row is expanded into at most eight residual copies");
-  const bool fours = in_fours(dim, {h.data, y.data});
+  const bool fours = in_fours(dim, {h.data, y.data}) && (!also || in_fours(dim, {also.data}));
   const auto kernel = m <= 4 ? (fours ? expand_kernel<4, true> : expand_kernel<4, false>)
                              : (fours ? expand_kernel<8, true> : expand_kernel<8, false>);
   const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
-  launch_early(kernel, g.grid, g.block, 0, lane.on, "expand", h.f32(), y.f32(), post.f32(), comb.f32(), n_rows,
-               static_cast<int>(m), dim);
+  launch_early(kernel, g.grid, g.block, 0, lane.on, "expand", h.f32(), y.f32(), also ? also.f32() : nullptr, post.f32(),
+               comb.f32(), n_rows, static_cast<int>(m), dim);
 }
 
 void mean_copies_cuda(tensor y, tensor h, const cuda_lane& lane) {

@@ -138,6 +138,7 @@ int64_t cut_buffers(moe_args& a, const cuda_lane& lane, const cuda_expert_set& s
     a.partial = cut.take<float>(pairs * parts * chunk_columns);
   }
   a.counters = lane.counters;
+  a.n_counters = lane.n_counters;
   return cut.used();
 }
 
@@ -193,6 +194,7 @@ void experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor ids, te
   a.limit = limit;
   a.table = set.table;
   a.n_multiprocessors = lane.n_multiprocessors;
+  a.most_cluster = lane.most_cluster;
   // Counters: a run has one for each chunk of either product. 65535: the grid's third dimension.
   const int64_t chunks = std::max(padded_chunks(a.dim), padded_chunks(a.width));
   int64_t slab = std::min<int64_t>({n_rows, lane.n_counters / chunks / a.k, 65535 / a.k});

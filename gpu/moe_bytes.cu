@@ -19,17 +19,20 @@ struct run_codes {
   __device__ packed_row* row(int run, int which, int r) const { return packed + (run * n + which) * max_run_rows + r; }
 };
 
-// Grid (pairs, matrices): the row of a pair for each of its matrices.
-template <int First> __global__ void __launch_bounds__(pack_threads) pack_runs_kernel(moe_args a, run_codes to) {
+// Grid (pairs, a cluster each; matrices): the row of a pair for each of its matrices.
+template <int First, int Jobs>
+__global__ void __launch_bounds__(pack_threads) pack_runs_kernel(moe_args a, run_codes to, int n_sharers) {
+  const row_sharer me(blockIdx.x, n_sharers);
   begin_in_turn();
-  const int which = blockIdx.y, expert = a.ids[blockIdx.x] - a.first; // that of its run, which takes a read more
-  const run_place place = a.list.places[blockIdx.x];
+  const int which = blockIdx.y, pair = static_cast<int>(blockIdx.x) / n_sharers;
+  const int expert = a.ids[pair] - a.first; // that of its run, which takes a read more
+  const run_place place = a.list.places[pair];
   if (place.run < 0) return;
   const matrix_view& m = a.table[expert * 3 + First + which];
-  const float* x = First == 0 ? a.x + static_cast<int64_t>(blockIdx.x / a.k) * a.dim
-                              : a.hidden + static_cast<int64_t>(blockIdx.x) * a.width;
-  pack_row(x, m.in, m.trellis.in, m.trellis.suh, to.of(place.run, which), to.groups, place.at,
-           to.row(place.run, which, place.at));
+  const float* x =
+      First == 0 ? a.x + static_cast<int64_t>(pair / a.k) * a.dim : a.hidden + static_cast<int64_t>(pair) * a.width;
+  pack_row<Jobs>(x, m.in, m.trellis.in, m.trellis.suh, to.of(place.run, which), to.groups, place.at,
+                 to.row(place.run, which, place.at), me);
 }
 
 // Columns (run, chunk of the width, gate or up); a chunk's two are finished together.
@@ -40,8 +43,7 @@ struct gate_up_columns {
   run_codes from;
   int32_t chunks, rate;
 
-  __device__ int32_t n_columns() const { return *a.list.n_runs * chunks * 2; }
-  __device__ int32_t most_columns() const { return 0; } // one line
+  __device__ int32_t n_items() const { return *a.list.n_runs * chunks; }
   __device__ int32_t rows() const { return from.in / 16; }
   __device__ int run_of(int column) const { return column / (2 * chunks); }
   __device__ const trellis_view& matrix(int column) const {
@@ -81,8 +83,7 @@ struct down_columns {
   run_codes from;
   int32_t chunks, rate;
 
-  __device__ int32_t n_columns() const { return *a.list.n_runs * chunks; }
-  __device__ int32_t most_columns() const { return 0; } // one line
+  __device__ int32_t n_items() const { return *a.list.n_runs * chunks; }
   __device__ int32_t rows() const { return from.in / 16; }
   __device__ const trellis_view& matrix(int column) const {
     return a.table[a.list.runs[column / chunks].expert * 3 + 2].trellis;
@@ -110,29 +111,33 @@ struct down_columns {
 
 int padded(int n) { return padded_chunks(n) * 128; }
 
-// What a product takes of moe_args::partial.
+// What a product takes of moe_args::partial, and how it is cut: `items` of each run, `parts` columns each.
 struct run_buffers {
   run_codes codes;
-  int32_t* slots;
   product_shape shape;
   int64_t size_bytes;
-  run_buffers(const moe_args& a, int in, int n_matrices, int64_t n_columns)
-      : shape(n_columns, in / 16, a.run_rows, a.n_multiprocessors) {
-    const int64_t runs = most_runs(a), slot_bytes = shape.slot_bytes(),
-                  code_bytes = runs * n_matrices * packed_bytes(in);
+  run_buffers(const moe_args& a, int in, int items, int parts)
+      : shape(int64_t{most_runs(a)} * items, in / 16 * parts, a.run_rows, a.n_multiprocessors) {
+    const int64_t runs = most_runs(a), code_bytes = runs * parts * packed_bytes(in);
     auto* at = reinterpret_cast<std::byte*>(a.partial);
-    slots = reinterpret_cast<int32_t*>(at);
-    codes = {reinterpret_cast<uint8_t*>(at + slot_bytes), reinterpret_cast<packed_row*>(at + slot_bytes + code_bytes),
-             in, n_matrices, shape.n_groups};
-    size_bytes = slot_bytes + code_bytes + runs * n_matrices * max_run_rows * static_cast<int64_t>(sizeof(packed_row));
+    codes = {reinterpret_cast<uint8_t*>(at), reinterpret_cast<packed_row*>(at + code_bytes), in, parts, shape.n_groups};
+    size_bytes = code_bytes + runs * parts * max_run_rows * static_cast<int64_t>(sizeof(packed_row));
   }
 };
 
-run_buffers gate_up_buffers(const moe_args& a) {
-  return {a, padded(a.dim), 2, static_cast<int64_t>(most_runs(a)) * padded_chunks(a.width) * 2};
-}
-run_buffers down_buffers(const moe_args& a) {
-  return {a, padded(a.width), 1, static_cast<int64_t>(most_runs(a)) * padded_chunks(a.dim)};
+run_buffers gate_up_buffers(const moe_args& a) { return {a, padded(a.dim), padded_chunks(a.width), 2}; }
+run_buffers down_buffers(const moe_args& a) { return {a, padded(a.width), padded_chunks(a.dim), 1}; }
+
+// A product of all runs: packs the rows of their matrices from `First` on, multiplies.
+template <int First, class Columns>
+void multiply_runs(const moe_args& a, const run_buffers& b, const Columns& columns, int32_t rate, cuda_stream on) {
+  with_sharers(b.codes.in, a.most_cluster, [&]<int Jobs>(unsigned n_sharers) {
+    launch_clusters(pack_runs_kernel<First, Jobs>, n_sharers, dim3(a.rows * a.k * n_sharers, b.codes.n), pack_threads,
+                    0, on, "experts: pack", a, b.codes, static_cast<int>(n_sharers));
+  });
+  TROUPE_CHECK(b.shape.zeros_a_line(Columns::parts) <= a.n_counters, "a lane holds the sums of any line");
+  with_rate<stored_matrix::codebook::mul1>(
+      rate, [&]<int Rate>() { launch_byte_product<Rate>(columns, b.shape, 1, a.counters, on); });
 }
 
 } // namespace
@@ -147,18 +152,12 @@ int64_t moe_bytes_scratch(const moe_args& a) {
 
 void moe_gate_up_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
   const run_buffers b = gate_up_buffers(a);
-  launch_early(pack_runs_kernel<0>, dim3(a.rows * a.k, 2), pack_threads, 0, on, "experts: pack", a, b.codes);
-  const gate_up_columns columns{a, b.codes, padded_chunks(a.width), rate};
-  with_rate<stored_matrix::codebook::mul1>(
-      rate, [&]<int Rate>() { launch_byte_product<Rate>(columns, b.shape, 1, b.slots, a.counters, on); });
+  multiply_runs<0>(a, b, gate_up_columns{a, b.codes, padded_chunks(a.width), rate}, rate, on);
 }
 
 void moe_down_bytes(const moe_args& a, int32_t rate, cuda_stream on) {
   const run_buffers b = down_buffers(a);
-  launch_early(pack_runs_kernel<2>, dim3(a.rows * a.k, 1), pack_threads, 0, on, "experts: pack", a, b.codes);
-  const down_columns columns{a, b.codes, padded_chunks(a.dim), rate};
-  with_rate<stored_matrix::codebook::mul1>(
-      rate, [&]<int Rate>() { launch_byte_product<Rate>(columns, b.shape, 1, b.slots, a.counters, on); });
+  multiply_runs<2>(a, b, down_columns{a, b.codes, padded_chunks(a.dim), rate}, rate, on);
 }
 
 } // namespace troupe

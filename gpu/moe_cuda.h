@@ -37,11 +37,12 @@ struct moe_args {
   float limit = 0;
   const matrix_view* table = nullptr; // (n_experts, 3) in device memory
   run_list list;
-  float* hidden = nullptr;  // (pairs, width) after the activation
-  float* outputs = nullptr; // (pairs, dim)
-  float* partial = nullptr; // (sorted pairs, chunks, parts, 128) of the larger of the two products
-  uint32_t* counters = nullptr;
-  int32_t n_multiprocessors = 0;
+  float* hidden = nullptr;      // (pairs, width) after the activation
+  float* outputs = nullptr;     // (pairs, dim)
+  float* partial = nullptr;     // (sorted pairs, chunks, parts, 128) of the larger of the two products
+  uint32_t* counters = nullptr; // of the lane
+  int64_t n_counters = 0;
+  int32_t n_multiprocessors = 0, most_cluster = 1;
   int32_t run_rows = max_run_rows; // rows of a run at most: 4 or 8
 };
 

@@ -37,9 +37,12 @@ public:
            b.n_best <= most_best;
   }
 
-  void sample(tensor logits, const sample_batch& b, sampled_rows& out) override {
-    const auto n = static_cast<int64_t>(b.rows.size());
-    if (n == 0) return out.ids.clear();
+  tensor begin(tensor logits, const sample_batch& b) override {
+    n_ = static_cast<int64_t>(b.rows.size());
+    with_logprobs_ = b.wants_logprobs;
+    n_best_ = with_logprobs_ ? std::max<int64_t>(b.n_best, 0) : 0;
+    n_words_ = 0;
+    if (n_ == 0) return tensor(drawn_.data, dtype::i32, {0});
     TROUPE_CHECK(has_room(b) && b.vocabulary == vocabulary_, "a sampler has room for its rules");
     upload(b);
     const rule_layout at(b);
@@ -48,17 +51,34 @@ public:
     a.rows = reinterpret_cast<const sample_row*>(rules_.data);
     a.edits = reinterpret_cast<logit_edit*>(rules_.data + at.edits);
     a.masks = reinterpret_cast<const uint32_t*>(rules_.data + at.masks);
-    const int64_t n_best = b.wants_logprobs ? std::max<int64_t>(b.n_best, 0) : 0;
     float* next = drawn_.f32();
-    a.ids = tensor(next, dtype::i32, {n});
-    next += n;
-    if (b.wants_logprobs) a.logprobs = tensor(next, dtype::f32, {n}), next += n;
-    if (n_best > 0) {
-      a.best_ids = tensor(next, dtype::i32, {n, n_best}), next += n * n_best;
-      a.best_logprobs = tensor(next, dtype::f32, {n, n_best}), next += n * n_best;
+    a.ids = tensor(next, dtype::i32, {n_});
+    next += n_;
+    if (with_logprobs_) a.logprobs = tensor(next, dtype::f32, {n_}), next += n_;
+    if (n_best_ > 0) {
+      a.best_ids = tensor(next, dtype::i32, {n_, n_best_}), next += n_ * n_best_;
+      a.best_logprobs = tensor(next, dtype::f32, {n_, n_best_}), next += n_ * n_best_;
     }
     sample_cuda(a, lane_of(device_));
-    read(out, n, b.wants_logprobs, n_best, next - drawn_.f32());
+    n_words_ = next - drawn_.f32();
+    begin_download(device_, drawn_, n_words_ * 4);
+    return a.ids;
+  }
+
+  void end(sampled_rows& out) override {
+    words_.resize(static_cast<size_t>(n_words_));
+    if (n_words_ > 0) end_download(device_, words_.data(), n_words_ * 4);
+    const float* next = words_.data();
+    const auto take = [&](auto& v, int64_t count) {
+      v.resize(static_cast<size_t>(count));
+      if (count > 0) std::memcpy(v.data(), next, v.size() * 4);
+      next += count;
+    };
+    take(out.ids, n_);
+    take(out.logprobs, with_logprobs_ ? n_ : 0);
+    out.n_best = static_cast<int32_t>(n_best_);
+    take(out.best_ids, n_ * n_best_);
+    take(out.best_logprobs, n_ * n_best_);
   }
 
 private:
@@ -74,27 +94,13 @@ private:
     device_.upload(rules_, staged_.data(), at.end);
   }
 
-  void read(sampled_rows& out, int64_t n, bool with_logprobs, int64_t n_best, int64_t n_words) {
-    words_.resize(static_cast<size_t>(n_words));
-    device_.download(words_.data(), drawn_, n_words * 4);
-    const float* next = words_.data();
-    const auto take = [&](auto& v, int64_t count) {
-      v.resize(static_cast<size_t>(count));
-      if (count > 0) std::memcpy(v.data(), next, v.size() * 4);
-      next += count;
-    };
-    take(out.ids, n);
-    take(out.logprobs, with_logprobs ? n : 0);
-    out.n_best = static_cast<int32_t>(n_best);
-    take(out.best_ids, n * n_best);
-    take(out.best_logprobs, n * n_best);
-  }
-
   backend& device_;
   int64_t vocabulary_, max_rows_;
   tensor rules_, drawn_; // device: laid out by rule_layout; ids, logprobs, best ids, best logprobs
   std::vector<std::byte> staged_;
   std::vector<float> words_;
+  int64_t n_ = 0, n_best_ = 0, n_words_ = 0; // of what was begun
+  bool with_logprobs_ = false;
 };
 
 } // namespace

@@ -108,8 +108,11 @@ class row_sampler {
 public:
   virtual ~row_sampler() = default;
   virtual bool has_room(const sample_batch&) const = 0;
-  // logits (R, vocabulary) of this sampler's backend, changed by it; waits for the result. Precondition: has_room().
-  virtual void sample(tensor logits, const sample_batch&, sampled_rows&) = 0;
+  // logits (R, vocabulary) of this sampler's backend, changed by it. Returns the ids (R) i32 where they will be drawn,
+  // for work behind it; begin does not wait, end waits for the result alone. Precondition: has_room().
+  virtual tensor begin(tensor logits, const sample_batch&) = 0;
+  virtual void end(sampled_rows&) = 0;
+  void sample(tensor logits, const sample_batch& batch, sampled_rows& out) { begin(logits, batch), end(out); }
 };
 
 } // namespace troupe

@@ -265,6 +265,9 @@ void checker::streams() {
   equal("mean_copies", mean);
   equal("spread", spread);
   equal("expand", h);
+  const auto also = floats({5, 40});
+  run([&](backend& b, bool host) { b.expand_sum(h.of(host), y.of(host), also.of(host), p.of(host), c.of(host)); });
+  equal("expand_sum", h);
   const auto kv = floats({5, 5, 40}), qw = floats({4, 40}), kw = floats({4, 40}), dead = ints({5}, {0, 1, 0, 0, 0});
   const auto gates = output({5, 4});
   run([&](backend& b, bool host) {

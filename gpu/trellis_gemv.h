@@ -32,4 +32,8 @@ void byte_gemv_cuda(std::span<const gemv_args>, const cuda_lane&);
 // Whichever form serves the matrix, in slabs of rows that fit the lane's scratch and counters.
 void trellis_gemv_cuda(gemv_args, const cuda_lane&);
 
+// Blocks of a cluster that pack a row for the byte form on the current device: 1 before compute capability 9.0, also of
+// the code that was compiled, which a newer device may run. Throws std::system_error.
+int32_t byte_form_cluster();
+
 } // namespace troupe

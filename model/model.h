@@ -72,6 +72,12 @@ struct draft_request {
   int32_t slot = 0;
   int64_t position = 0; // of `token`
   int32_t token = 0;
+  bool operator==(const draft_request&) const = default;
+};
+// A sequence of a step that will be asked what follows it: behind the token that ends its run of right drafts.
+struct draft_wish {
+  size_t sequence = 0;  // of the step
+  int32_t n_drafts = 0; // its last tokens, n_logits - 1 of them
 };
 // info().draft_block guesses for each request, in their order.
 struct draft_tokens {
@@ -107,9 +113,11 @@ public:
   // vocab) f32 in host memory, sequence by sequence, valid until the next call; the same on every rank.
   virtual std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) = 0;
   // The same, and a token drawn for each of those rows by its rules instead of its logits; on the device where it can.
+  // What `next` names may be guessed right away, without the host in between, for a draft_next that comes before the
+  // next step.
   // Precondition: a row of rules for each logit wanted, in their order.
   virtual void forward_and_sample(std::span<const sequence_rows>, std::span<const std::byte> records,
-                                  const sample_batch&, sampled_rows&);
+                                  const sample_batch&, sampled_rows&, std::span<const draft_wish> next = {});
   // Guesses what follows each request's token. Precondition: can_draft(), and the row before it is the newest one that
   // forward ran for the slot and that was kept; rows of wrong guesses may lie above it.
   virtual bool can_draft() const { return false; }

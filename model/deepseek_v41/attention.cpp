@@ -59,18 +59,21 @@ void compress(step_context& ctx, const compressor_weights& w, const layer_role& 
   ctx.show("comp", latent);
 }
 
-// The entries that this layer and those after it attend to.                                           model.md 2.5
-void select(step_context& ctx, const indexer_weights& w, const layer_role& role, const layer_cache& cache, tensor x) {
+// What the indexer's heads count in each row.
+void weigh_heads(step_context& ctx, const indexer_weights& w, tensor x) {
+  const tensor weight = ctx.b.index_w.slice(0, ctx.rows.n);
+  ctx.be.linear(weight, x, *w.weights_proj);
+  const auto heads = static_cast<float>(ctx.c.index_heads), dim = static_cast<float>(ctx.c.index_dim);
+  ctx.be.scale(weight, 1.0F / std::sqrt(dim) / std::sqrt(heads));
+}
+
+// The entries that this layer and those after it attend to. Precondition: weigh_heads.                model.md 2.5
+void select(step_context& ctx, const layer_role& role, const layer_cache& cache) {
   const int64_t n = ctx.rows.n;
   backend& be = ctx.be;
   index_args a;
   a.q = ctx.b.index_q.slice(0, n);
   a.weight = ctx.b.index_w.slice(0, n);
-  be.rope(a.q, ctx.rows.rows.position, ctx.compressed_frequencies, false);
-  round_cache(ctx, a.q, quantiser::fp4_e8m0_32);
-  be.linear(a.weight, x, *w.weights_proj);
-  const auto heads = static_cast<float>(ctx.c.index_heads), dim = static_cast<float>(ctx.c.index_dim);
-  be.scale(a.weight, 1.0F / std::sqrt(dim) / std::sqrt(heads));
   a.selected = ctx.selected;
   a.keys = cache.keys;
   a.ratio = role.ratio;
@@ -100,7 +103,12 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
   const tensor frequencies = role.ratio > 0 ? ctx.compressed_frequencies : ctx.window_frequencies;
   const tensor qr = ctx.b.qr.slice(0, n), q = ctx.b.q.slice(0, n), kv = ctx.b.kv.slice(0, n);
   project(ctx, w, role, x);
-  be.beside([&] { finish_window_row(ctx, w, frequencies, kv); });
+  // Of what project made and of x alone: beside the way to q.
+  be.beside([&] {
+    finish_window_row(ctx, w, frequencies, kv);
+    if (role.owns_kv) compress(ctx, w.compressor, role, cache);
+    if (role.owns_index) weigh_heads(ctx, w.indexer, x);
+  });
   be.rms_norm(qr, qr, w.q_norm, ctx.c.eps);
   ctx.show("qr", qr);
   if (role.owns_index)
@@ -110,9 +118,13 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
     be.linear(q, qr, *w.wq_b);
   be.rope(q, ctx.rows.rows.position, frequencies, false);
   ctx.show("q", q);
-  if (role.owns_kv) compress(ctx, w.compressor, role, cache);
-  if (role.owns_index) select(ctx, w.indexer, role, cache, x);
+  if (role.owns_index) {
+    const tensor index_q = ctx.b.index_q.slice(0, n);
+    be.rope(index_q, ctx.rows.rows.position, ctx.compressed_frequencies, false);
+    round_cache(ctx, index_q, quantiser::fp4_e8m0_32);
+  }
   be.meet();
+  if (role.owns_index) select(ctx, role, cache);
   ctx.show("kv", kv);
 
   attention_args a;

@@ -59,9 +59,13 @@ void run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
   be.beside([&] { mix(ctx, w.moe_mix, pre_moe); }); // ctx.pre may be this buffer: it was used above
   be.fold_norm(x, ctx.h, pre_attention, w.moe.norm, ctx.c.eps);
   ctx.show("ffn_in", x);
-  run_experts(ctx, w.moe, draft_stage ? ctx.c.draft.active_experts : ctx.c.active_experts, y, x);
+  tensor also = run_experts(ctx, w.moe, draft_stage ? ctx.c.draft.active_experts : ctx.c.active_experts, y, x);
+  if (ctx.seen && also) {
+    be.add(y, also);
+    also = {};
+  }
   ctx.show("moe_out", y);
-  be.expand(ctx.h, y, post, comb);
+  also ? be.expand_sum(ctx.h, y, also, post, comb) : be.expand(ctx.h, y, post, comb);
   ctx.pre = pre_moe;
   ctx.show("stream", ctx.h);
   ctx.show("hc_ffn_pre", pre_moe);

@@ -43,7 +43,8 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
 void window_row(step_context& ctx, const attention_weights& w, tensor frequencies, tensor kv, tensor x);
 
 // y (n, D) f32 = routed and shared experts of x; x (n, D) after ffn_norm.                             model.md 2.6
-void run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, tensor y, tensor x);
+// Returns what is still to be added to y; empty: nothing.
+tensor run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, tensor y, tensor x);
 
 // ctx.h += gate * value, from the step's records.                                                     engram.md 5
 void run_engram(step_context& ctx, const engram_weights& w, int32_t slot);

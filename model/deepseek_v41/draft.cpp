@@ -2,6 +2,7 @@
 #include "model/deepseek_v41/draft.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace troupe::deepseek_v41 {
 
@@ -13,15 +14,17 @@ drafter::drafter(backend& be, const config& c, draft_weights w, vocabulary_ends&
                  int64_t max_sequences)
     : be_(be), c_(c), w_(std::move(w)), ends_(ends), columns_(be, max_rows, "draft rows") {
   normed_ = be.allocate(be.activation_type(), {max_rows, c.dim}, "draft rows");
-  confidence_ = be.allocate(dtype::f32, {max_rows, 1}, "draft confidence");
   markov_ = be.allocate(be.activation_type(), {max_sequences, c.draft.markov_rank}, "Markov rows");
   markov_ids_ = be.allocate(dtype::i32, {max_sequences}, "Markov ids");
   bias_.resize(static_cast<size_t>(max_sequences * c.vocabulary));
   const int64_t block = c.draft.block;
-  guesses_ = be.allocate(dtype::i32, {(block + 1) * max_sequences}, "guesses");
+  const int64_t most = block * max_sequences; // guesses of a round
+  found_ = be.allocate(dtype::f32, {3 * most + max_sequences}, "guesses and their confidence");
+  guesses_ = tensor(found_.f32(), dtype::i32, {most + max_sequences});
+  guess_confidence_ = tensor(found_.f32() + most + max_sequences, dtype::f32, {most});
+  confidence_ = tensor(found_.f32() + 2 * most + max_sequences, dtype::f32, {most, 1});
   if (!can_guess()) return;
   part_ = std::min(ends.piece() / block, max_sequences);
-  guess_confidence_ = be.allocate(dtype::f32, {block * max_sequences}, "confidence of guesses");
   part_bias_ = be.allocate(dtype::f32, {part_, c.vocabulary}, "Markov logits");
   part_rows_ = be.allocate(dtype::i32, {block, part_}, "rows of guesses");
   std::vector<int32_t> rows;
@@ -84,6 +87,15 @@ void drafter::upload(std::span<const draft_anchor> anchors) {
   }
   columns_.upload();
   be_.upload(guesses_, ids_.data(), static_cast<int64_t>(ids_.size()) * 4);
+}
+
+anchor_args drafter::anchors(int64_t n) const {
+  const row_set rows = columns_.view(n * c_.draft.block, {});
+  anchor_args a;
+  a.guesses = guesses_.slice(0, n);
+  a.ids = rows.ids;
+  a.positions = rows.rows.position;
+  return a;
 }
 
 void drafter::run_stages(step_context& ctx, std::span<const layer_cache> stages, int64_t n) {
@@ -152,17 +164,16 @@ void drafter::guess_part(int64_t n, int64_t first, int64_t n_part) {
 draft_tokens drafter::fetch(int64_t n) {
   const auto block = static_cast<size_t>(c_.draft.block), sequences = static_cast<size_t>(n);
   draft_tokens out;
-  ids_.resize((block + 1) * sequences);
-  parts_.resize(block * sequences);
   out.ids.resize(block * sequences);
   out.confidence.resize(block * sequences);
-  be_.download(ids_.data(), guesses_, static_cast<int64_t>(ids_.size()) * 4);
-  be_.download(parts_.data(), guess_confidence_, static_cast<int64_t>(parts_.size()) * 4);
-  be_.download(out.confidence.data(), confidence_, static_cast<int64_t>(out.confidence.size()) * 4);
+  fetched_.resize(static_cast<size_t>(found_.n_elements()));
+  be_.download(fetched_.data(), found_, found_.size_bytes());
+  const float *ids = fetched_.data(), *parts = ids + guesses_.n_elements(),
+              *of_rows = parts + guess_confidence_.n_elements();
   for (size_t s = 0; s < sequences; ++s)
     for (size_t j = 0; j < block; ++j) {
-      out.ids[s * block + j] = ids_[(j + 1) * sequences + s];
-      out.confidence[s * block + j] += parts_[j * sequences + s];
+      out.ids[s * block + j] = std::bit_cast<int32_t>(ids[(j + 1) * sequences + s]);
+      out.confidence[s * block + j] = of_rows[s * block + j] + parts[j * sequences + s];
     }
   return out;
 }

@@ -45,6 +45,8 @@ public:
   // then ids and raw confidence. Several ranks share the vocabulary and meet at every token: they draft() instead.
   bool can_guess() const { return be_.n_ranks() == 1 && ends_.piece() >= c_.draft.block; }
   void upload(std::span<const draft_anchor> anchors);
+  // The anchors' tokens and positions where upload put them, for whoever knows them on the device alone.
+  anchor_args anchors(int64_t n) const;
   void guess(step_context& ctx, std::span<const layer_cache> stages, int64_t n);
   draft_tokens fetch(int64_t n);
 
@@ -60,18 +62,19 @@ private:
   vocabulary_ends& ends_;
   row_columns columns_;
   tensor normed_;              // (rows, D)
-  tensor confidence_;          // (rows, 1) f32
+  tensor found_;               // f32: guesses_, guess_confidence_ and confidence_ one behind the other
+  tensor confidence_;          // (guesses of a round, 1) f32
   tensor markov_, markov_ids_; // (sequences, rank), (sequences) i32
   std::vector<float> bias_;
 
   // Of guess(): step 0 is the anchors' tokens.
-  int64_t part_ = 0;         // sequences whose logits fit into one piece
-  tensor guesses_;           // ((block + 1) * sequences) i32: step by step, n each
-  tensor guess_confidence_;  // (block * sequences) f32, the same way
-  tensor part_rows_;         // (block, part) i32: row of sequence s at step j among the part's logits
-  tensor part_bias_;         // (part, vocabulary) f32
-  std::vector<int32_t> ids_; // host
-  std::vector<float> parts_; // host
+  int64_t part_ = 0;           // sequences whose logits fit into one piece
+  tensor guesses_;             // ((block + 1) * sequences) i32: step by step, n each
+  tensor guess_confidence_;    // (block * sequences) f32, the same way
+  tensor part_rows_;           // (block, part) i32: row of sequence s at step j among the part's logits
+  tensor part_bias_;           // (part, vocabulary) f32
+  std::vector<int32_t> ids_;   // host
+  std::vector<float> fetched_; // host: found_
 };
 
 } // namespace troupe::deepseek_v41

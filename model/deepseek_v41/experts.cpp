@@ -3,7 +3,7 @@
 
 namespace troupe::deepseek_v41 {
 
-void run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, tensor y, tensor x) {
+tensor run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, tensor y, tensor x) {
   const int64_t n = ctx.rows.n;
   backend& be = ctx.be;
   const tensor ids = ctx.b.moe_ids.slice(0, n * n_active).reshape({n, n_active});
@@ -25,7 +25,7 @@ void run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, tens
   be.meet(); // and what the block began
   if (w.shared_gate && w.shared_is_cut) be.add(y, shared);
   be.all_reduce_sum(y);
-  if (w.shared_gate && !w.shared_is_cut) be.add(y, shared);
+  return w.shared_is_cut ? tensor{} : shared;
 }
 
 } // namespace troupe::deepseek_v41

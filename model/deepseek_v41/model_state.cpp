@@ -20,6 +20,7 @@ void model_v41::save_slot(int32_t slot, int64_t n_tokens, std::vector<std::byte>
 
 void model_v41::load_slot(int32_t slot, int64_t n_tokens, std::span<const std::byte> from) {
   TROUPE_CHECK(slot >= 0 && slot < options_.max_sequences && n_tokens > 0, "a slot number is below max_sequences");
+  early_.clear();
   floor_[static_cast<size_t>(slot)] = load_snapshot(be_, caches_, snapshot_rows_, slot, n_tokens, from);
   newest_[static_cast<size_t>(slot)] = n_tokens;
 }

@@ -74,8 +74,10 @@ void model_v41::load(const checkpoint& from, weight_loader& weights, const load_
   for (int32_t l = 0; l < config_.layers; ++l) layers_.push_back(weights.layer(l));
   for (size_t s = 0; s < config_.engram.layers.size(); ++s) tables_.push_back(from.table_at(static_cast<int32_t>(s)));
   buffers_ = make_work_buffers(be_, config_, share_, tables_, max_rows_, options_.load_draft);
-  if (options_.load_draft)
+  if (options_.load_draft) {
     drafter_ = std::make_unique<drafter>(be_, config_, weights.draft(), *ends_, max_rows_, options_.max_sequences);
+    anchor_requests_ = be_.allocate(dtype::i32, {options_.max_sequences, 4}, "where drafts begin");
+  }
   if (options_.load_vision) images_ = std::make_unique<image_rows>(be_, config_, weights.vision());
   if (progress) progress("weights", 1.0);
 }
@@ -94,13 +96,18 @@ std::span<const float> model_v41::forward(std::span<const sequence_rows> sequenc
 }
 
 void model_v41::forward_and_sample(std::span<const sequence_rows> sequences, std::span<const std::byte> records,
-                                   const sample_batch& batch, sampled_rows& out) {
+                                   const sample_batch& batch, sampled_rows& out, std::span<const draft_wish> next) {
   const int64_t n = run(sequences, records);
   TROUPE_CHECK(n == static_cast<int64_t>(batch.rows.size()), "a row of rules for each logit wanted");
   out.ids.clear();
   if (n == 0) return;
-  if (sampler_ && n <= ends_->piece() && sampler_->has_room(batch))
-    return sampler_->sample(ends_->projected(ends_->head(), n), batch, out);
+  if (sampler_ && n <= ends_->piece() && sampler_->has_room(batch)) {
+    const tensor drawn = sampler_->begin(ends_->projected(ends_->head(), n), batch);
+    const bool is_early = draft_early(sequences, next, drawn);
+    sampler_->end(out);
+    if (is_early) note_early(sequences, next, out.ids);
+    return;
+  }
   read_logits(n);
   sample_in_memory(std::span(logits_).first(static_cast<size_t>(n * config_.vocabulary)), batch, out);
 }
@@ -124,6 +131,7 @@ int64_t model_v41::run(std::span<const sequence_rows> sequences, std::span<const
 }
 
 void model_v41::plan_rows(std::span<const sequence_rows> sequences) {
+  early_.clear();
   all_columns_->clear();
   tail_columns_->clear();
   tail_rows_.clear();

@@ -22,7 +22,7 @@ public:
   const model_info& info() const override { return info_; }
   std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) override;
   void forward_and_sample(std::span<const sequence_rows>, std::span<const std::byte> records, const sample_batch&,
-                          sampled_rows&) override;
+                          sampled_rows&, std::span<const draft_wish> next = {}) override;
   bool can_draft() const override { return drafter_ != nullptr; }
   draft_tokens draft_next(std::span<const draft_request>) override;
   void capture_steps(int32_t max_rows) override;
@@ -77,6 +77,13 @@ private:
   std::span<const float> read_logits(int64_t n_wanted);
   std::span<const layer_cache> draft_caches() const;
   std::vector<draft_anchor> with_floors(std::span<const draft_anchor>) const;
+  // Guesses behind tokens that are still being drawn, `drawn` (rows of logits) i32, where a graph was captured for it;
+  // false: nothing was begun. note_early: those tokens are known now.
+  bool draft_early(std::span<const sequence_rows>, std::span<const draft_wish>, tensor drawn);
+  void note_early(std::span<const sequence_rows>, std::span<const draft_wish>, std::span<const int32_t> ids);
+  int64_t first_logit(size_t sequence) const; // among the rows of logits of the step
+  // The guesses of draft_early, if they are all that is asked for.
+  std::optional<draft_tokens> take_early(std::span<const draft_request>);
 
   backend& be_;
   model_options options_;
@@ -108,6 +115,8 @@ private:
   std::vector<int64_t> record_rows_;  // of each row of the step: its place among the caller's rows
   bool decodes_only_ = true;          // no row of this step is of a prompt
   std::vector<std::unique_ptr<graph>> step_graphs_, draft_graphs_; // by rows and by anchors, from 1; empty: none
+  tensor anchor_requests_;                                         // (slots, 4) i32: anchor_args::requests
+  std::vector<draft_request> early_; // what draft_early guesses behind, until the next step or draft
   step_counts counts_;
   std::vector<std::byte> record_staging_;
   std::vector<float> logits_;

@@ -80,6 +80,9 @@ TEST_CASE("cuda mix: fold, expand and mean have the bits of the twin") {
       t.equal("fold", folded);
       t.equal("mean_copies", mean);
       t.equal("expand", h);
+      const auto also = t.floats({n, dim}, 35);
+      t.run([&](backend& b) { b.expand_sum(t.of(b, h), t.of(b, y), t.of(b, also), t.of(b, post), t.of(b, comb)); });
+      t.equal("expand_sum", h);
     }
 }
 

@@ -2,6 +2,8 @@
 #include "tests/model/golden_case.h"
 #include "tests/near.h"
 
+#include <algorithm>
+
 using namespace golden;
 
 namespace {
@@ -48,6 +50,46 @@ public:
     const auto all = model_->forward(rows, records);
     return {all.begin(), all.end()};
   }
+  // Rounds of drafts by greedy choice: verifies the last tokens of each part, then guesses behind what ended each run,
+  // all of them or those of even slots. `ahead`: the model is told with the step what it will be asked.
+  struct round {
+    std::vector<int32_t> drawn;
+    draft_tokens guesses;
+  };
+  round verify(std::span<const part> parts, bool ahead, bool even_slots_only) {
+    std::vector<sequence_rows> rows;
+    std::vector<draft_wish> wishes;
+    sample_batch batch(model_->info().vocabulary);
+    int64_t n = 0;
+    for (const part& p : parts) {
+      sequence_rows& s = rows.emplace_back();
+      s.slot = p.slot;
+      s.start = at_[static_cast<size_t>(p.slot)];
+      s.tokens = p.tokens;
+      s.blocks = blocks_[static_cast<size_t>(p.slot)];
+      s.n_prompt = p.n_prompt;
+      s.n_logits = static_cast<int32_t>(p.tokens.size());
+      if (ahead) wishes.push_back({rows.size() - 1, s.n_logits - 1});
+      batch.rows.resize(batch.rows.size() + p.tokens.size(), {.temperature = 0});
+      n += s.n_logits;
+    }
+    std::vector<std::byte> records(static_cast<size_t>(n * tables_.record_bytes_per_token()));
+    tables_.read(rows, records);
+    sampled_rows drawn;
+    model_->forward_and_sample(rows, records, batch, drawn, wishes);
+    std::vector<draft_request> requests;
+    auto next = drawn.ids.begin();
+    for (const part& p : parts) {
+      const auto drafts = p.tokens.subspan(1);
+      const auto right = std::mismatch(drafts.begin(), drafts.end(), next).first - drafts.begin();
+      int64_t& at = at_[static_cast<size_t>(p.slot)];
+      at += 1 + right;
+      if (!even_slots_only || p.slot % 2 == 0) requests.push_back({p.slot, at, *(next + right)});
+      next += static_cast<std::ptrdiff_t>(p.tokens.size());
+    }
+    return {drawn.ids, model_->draft_next(requests)};
+  }
+  int64_t at(int32_t slot) const { return at_[static_cast<size_t>(slot)]; }
   draft_tokens guess(int32_t n) {
     std::vector<draft_request> requests;
     for (int32_t s = 0; s < n; ++s) requests.push_back({s, at_[static_cast<size_t>(s)], 7 + s});
@@ -103,7 +145,77 @@ void compare(prefill_mode mode) {
   });
 }
 
+// Prompts of four sequences, and what follows them by greedy choice, a token at a time.
+struct continuations {
+  std::vector<std::vector<int32_t>> prompts, after;
+  continuations(backend& be, prefill_mode mode, size_t n_tokens) : after(n_slots) {
+    player truth(be, mode);
+    for (uint32_t s = 0; s < n_slots; ++s) prompts.push_back(ids_of(20 + 3 * s, s));
+    const auto choose = [&](const std::vector<float>& logits) {
+      const auto width = static_cast<std::ptrdiff_t>(logits.size() / n_slots);
+      for (std::ptrdiff_t s = 0; s < n_slots; ++s) {
+        const auto row = logits.begin() + s * width;
+        after[static_cast<size_t>(s)].push_back(static_cast<int32_t>(std::max_element(row, row + width) - row));
+      }
+    };
+    choose(truth.step(prompt_parts()));
+    for (size_t i = 1; i < n_tokens; ++i) {
+      std::vector<player::part> newest;
+      for (int32_t s = 0; s < n_slots; ++s)
+        newest.push_back({s, std::span(after[static_cast<size_t>(s)]).last(1), n_prompt(s)});
+      choose(truth.step(newest));
+    }
+  }
+  static int64_t n_prompt(int32_t slot) { return 20 + 3 * slot; }
+  std::vector<player::part> prompt_parts() const {
+    std::vector<player::part> parts;
+    for (int32_t s = 0; s < n_slots; ++s) parts.push_back({s, prompts[static_cast<size_t>(s)], n_prompt(s)});
+    return parts;
+  }
+};
+
+// A model that is told with the step what it will be asked guesses the same behind the same tokens.
+void compare_ahead(prefill_mode mode) {
+  on_ranks(1, [&](backend& be, int) {
+    const continuations known(be, mode, 48);
+    player asked(be, mode), told(be, mode);
+    if (!asked.of().can_draft()) return;
+    for (player* p : {&asked, &told}) {
+      p->of().capture_steps(16);
+      p->step(known.prompt_parts());
+    }
+    size_t right_drafts = 0;
+    for (uint32_t round = 0; round < 10; ++round) {
+      std::vector<std::vector<int32_t>> tokens;
+      std::vector<player::part> parts;
+      for (int32_t s = 0; s <= static_cast<int32_t>((round + 3) % n_slots); ++s) {
+        const auto& after = known.after[static_cast<size_t>(s)];
+        const auto from = static_cast<size_t>(told.at(s) - known.n_prompt(s)), n = (round + static_cast<size_t>(s)) % 4;
+        auto& mine = tokens.emplace_back(after.begin() + static_cast<std::ptrdiff_t>(from),
+                                         after.begin() + static_cast<std::ptrdiff_t>(from + n + 1));
+        if (n > 0 && round % 3 != 0) mine[1 + round % n] ^= 1; // one draft is wrong
+      }
+      for (size_t s = 0; s < tokens.size(); ++s)
+        parts.push_back({static_cast<int32_t>(s), tokens[s], known.n_prompt(static_cast<int32_t>(s))});
+      const int64_t before = told.at(0);
+      const auto want = asked.verify(parts, false, round % 4 == 1), got = told.verify(parts, true, round % 4 == 1);
+      right_drafts += static_cast<size_t>(told.at(0) - before - 1);
+      REQUIRE(got.drawn == want.drawn);
+      CHECK(got.guesses.ids == want.guesses.ids);
+      CHECK(got.guesses.confidence == want.guesses.confidence);
+    }
+    CHECK(right_drafts > 0);
+    CHECK(told.of().counts().replayed == asked.of().counts().replayed);
+    CHECK(told.of().counts().launched == 0);
+  });
+}
+
 } // namespace
+
+TEST_CASE("graphs: guesses begun behind tokens that are being drawn are those of asking afterwards") {
+  compare_ahead(prefill_mode::exact);
+  compare_ahead(prefill_mode::tail);
+}
 
 TEST_CASE("graphs: replayed steps and guesses have the bits of launched ones") { compare(prefill_mode::exact); }
 
