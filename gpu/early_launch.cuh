@@ -26,6 +26,15 @@ __device__ __forceinline__ void begin_in_turn() {
   let_next_kernel_start();
 }
 
+// Asks the L2 cache for the line of 128 bytes at `at`. Weights depend on no kernel, so one asks for them before it
+// waits for the one before it: memory answers after 0.8 us, the cache after 0.3 (H200).
+__device__ __forceinline__ void fetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+// Of `size_bytes` from `from`, by threads `thread` of `n_threads`.
+__device__ __forceinline__ void fetch_lines(const void* from, int64_t size_bytes, int thread, int n_threads) {
+  const auto* bytes = static_cast<const uint8_t*>(from);
+  for (int64_t at = thread * int64_t{128}; at < size_bytes; at += n_threads * int64_t{128}) fetch_line(bytes + at);
+}
+
 // Launches a kernel all of whose threads call wait_for_kernel_before, in clusters of so many blocks along x, and checks
 // the launch. Early only in captured graphs: decode is replayed from them, and what is launched one by one need not
 // rely on it.

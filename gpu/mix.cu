@@ -175,6 +175,7 @@ constexpr int held_fours = 2; // of a thread
 template <int Max, bool Fours>
 __global__ void __launch_bounds__(768)
     fold_norm_kernel(float* x, const float* h, const float* pre, const float* weight, int m, int64_t dim, float eps) {
+  fetch_lines(weight, dim * 4, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
   begin_in_turn();
   __shared__ float shared[1][device::max_warps];
   const int64_t r = blockIdx.x, first = 4 * threadIdx.x, step = 4 * blockDim.x;

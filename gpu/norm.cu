@@ -15,6 +15,7 @@ namespace {
 template <bool Fours>
 __global__ void __launch_bounds__(768)
     rms_norm_kernel(float* y, const float* x, const float* weight, int64_t dim, float eps) {
+  fetch_lines(weight, dim * 4, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
   begin_in_turn();
   __shared__ float shared[1][device::max_warps];
   const float* in = x + static_cast<int64_t>(blockIdx.x) * dim;
