@@ -53,9 +53,10 @@ template <int Rate> struct trellis_rate {
 // Where a lane's chunk lies in every tile of a rate.
 template <int Rate> struct lane_windows {
   using rate = trellis_rate<Rate>;
-  static constexpr bool shares_words = !rate::three_words(); // all pieces lie in the same two words
+  static constexpr bool shares_words = !rate::three_words();             // all pieces lie in the same two words
+  static constexpr bool in_three = !shares_words && rate::n_pieces == 2; // both lie in three words (K = 5)
   static constexpr int n_places = shares_words ? 1 : rate::n_pieces;
-  int word[n_places][2];
+  int word[n_places][2]; // the third of three: word[1][0]
   int shift[n_places];
 
   __device__ explicit lane_windows(int lane) {
@@ -67,6 +68,7 @@ template <int Rate> struct lane_windows {
       word[i][0] = first / 32;
       word[i][1] = (first / 32 + 1) % rate::n_words;
     }
+    if constexpr (in_three) word[1][0] = (word[0][0] + 2) % rate::n_words;
   }
 
   // Window e from its piece: a left shift to the next byte, which may go to the multiplier's pipe, and a byte pick, so
@@ -79,7 +81,7 @@ template <int Rate> struct lane_windows {
   }
 
   // The words of this lane. tile: the words of one tile in shared memory.
-  static constexpr int n_words = 2 * n_places;
+  static constexpr int n_words = in_three ? 3 : 2 * n_places;
   __device__ __forceinline__ void load(const uint32_t* tile, uint32_t (&w)[n_words]) const {
 #pragma unroll
     for (int i = 0; i < n_words; ++i) w[i] = tile[word[i / 2][i % 2]];
@@ -95,6 +97,9 @@ template <int Rate> struct lane_windows {
       piece[0] = __funnelshift_l(w[1], w[0], shift[0]);
       // At most 32, for which the clamping form gives the second word.
       if constexpr (rate::n_pieces == 2) piece[1] = __funnelshift_lc(w[1], w[0], shift[0] + rate::piece_begin(1));
+    } else if constexpr (in_three) { // the second from 64 bits, for a shift costs less than a word
+      piece[0] = __funnelshift_l(w[1], w[0], shift[0]);
+      piece[1] = __funnelshift_l(__funnelshift_l(w[2], w[1], shift[0]), piece[0], rate::piece_begin(1));
     } else {
 #pragma unroll
       for (int i = 0; i < rate::n_pieces; ++i) piece[i] = __funnelshift_l(w[2 * i + 1], w[2 * i], shift[i]);
