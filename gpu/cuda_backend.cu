@@ -38,6 +38,7 @@ public:
     name_ = "cuda " + std::to_string(device_) + ", " + properties.name;
     lane_.on = stream_.get();
     lane_.n_multiprocessors = properties.multiProcessorCount;
+    lane_.multiprocessor_shared_bytes = static_cast<int32_t>(properties.sharedMemPerMultiprocessor);
     lane_.most_cluster = byte_form_cluster();
     lane_.has_wgmma = lane_.has_few_attention = lane_.has_prompt_attention =
         properties.major == 9 && properties.minor == 0;
