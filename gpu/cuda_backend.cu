@@ -236,6 +236,11 @@ public:
   void meet() override {
     if (std::exchange(has_side_work_, false)) cuda_check(cudaStreamWaitEvent(lane().on, join_.get(), 0), "meet");
   }
+  std::unique_ptr<mailbox> make_mailbox(int64_t n_bytes, const std::string& what) override {
+    return make_cuda_mailbox(n_bytes, what, lane());
+  }
+  void receive(std::span<const tensor> to, const mailbox& from) override { receive_cuda(to, from, lane()); }
+  bool runs_ahead() const override { return true; }
   bool can_capture() const override { return n_ranks() == 1; }
   std::unique_ptr<graph> capture(std::function<void()> work) override {
     cudaGraph_t recorded = nullptr;
