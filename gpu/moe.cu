@@ -139,13 +139,28 @@ template <plain_view::format How> __global__ void __launch_bounds__(32 * plain_w
 
 // Slots of other ranks are left out; their outputs were never written.
 __global__ void sum_slots_kernel(moe_args a) {
-  begin_in_turn();
+  constexpr int batch = 8; // outputs on their way together
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, row = blockIdx.y;
+  const auto is_here = [&](int slot) { // ids are older than the kernel before this one
+    const int e = slot < a.k ? a.ids[row * a.k + slot] - a.first : -1;
+    return e >= 0 && e < a.n_experts;
+  };
+  bool here[batch];
+#pragma unroll
+  for (int j = 0; j < batch; ++j) here[j] = is_here(j);
+  begin_in_turn();
   if (i >= a.dim) return;
   float sum = 0;
-  for (int slot = 0; slot < a.k; ++slot) {
-    const int e = a.ids[row * a.k + slot] - a.first;
-    if (e >= 0 && e < a.n_experts) sum += a.outputs[(row * a.k + slot) * a.dim + i];
+  for (int slot = 0; slot < a.k; slot += batch) {
+    float v[batch];
+#pragma unroll
+    for (int j = 0; j < batch; ++j) {
+      if (slot > 0) here[j] = is_here(slot + j);
+      if (here[j]) v[j] = a.outputs[(row * a.k + slot + j) * a.dim + i];
+    }
+#pragma unroll
+    for (int j = 0; j < batch; ++j)
+      if (here[j]) sum += v[j];
   }
   a.y[row * a.dim + i] = sum;
 }
