@@ -206,6 +206,7 @@ rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
       [=](const tier_arrived& piece) { take_entry(self->state, piece); },
       [=](const wiring& w) {
         auto& s = self->state;
+        if (w.epoch == s.epoch) return; // again, from a new engram_fetch
         s.sequences->forget_sequences();
         if (w.cache != s.cache) {
           s.sequences->forget_snapshots();

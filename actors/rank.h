@@ -35,7 +35,7 @@ struct rank_parts {
 };
 
 // How long a step waits for its side-table rows. Shorter than a collective waits for a rank, so that those of a group
-// hear of it.
+// hear of it. A read that hangs for longer holds up the steps behind it too, which the rank does not get until it ends.
 inline constexpr std::chrono::milliseconds rows_deadline{30000};
 
 struct rank_config {

@@ -1,11 +1,10 @@
 // Where a rank meets the rows of its step.
 #include "actors/staging.h"
 
-#include <system_error>
-
 namespace troupe {
 
 void staging_buffer::resize(int64_t record_bytes, int64_t max_rows) {
+  const std::lock_guard hold(mutex_); // the rank may still look at what an older epoch left
   record_bytes_ = record_bytes;
   for (auto& s : slots_) s.resize(static_cast<size_t>(record_bytes * max_rows));
 }
@@ -60,12 +59,11 @@ staged_rows staging_buffer::wait(uint64_t epoch, uint64_t step, int64_t n_rows,
     const auto& bytes = slots_[found - steps_];
     return {std::span(bytes).first(static_cast<size_t>(n_rows * record_bytes_)), found->failures, {}, false};
   }
-  if (is_closed_)
-    throw std::system_error(std::make_error_code(std::errc::operation_canceled), what + " were waited for");
   staged_rows none;
-  none.is_over = epoch_ > epoch;
-  none.missing = what + (none.is_over ? ": its epoch is over"
-                                      : " were not read within " + std::to_string(deadline.count()) + " ms");
+  none.is_over = epoch_ > epoch || is_closed_;
+  none.missing = what + (is_closed_       ? ": its rank is to end"
+                         : epoch_ > epoch ? ": its epoch is over"
+                                          : " were not read within " + std::to_string(deadline.count()) + " ms");
   return none;
 }
 

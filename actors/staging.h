@@ -21,7 +21,7 @@ struct staged_rows {
   std::span<const std::byte> bytes;       // of all rows that were asked for, until the step is answered
   std::vector<sequence_failure> failures; // sequences whose rows could not be read: their bytes mean nothing
   std::string missing;                    // not empty: why there is none of this
-  bool is_over = false;                   // so is the step's epoch, which is why: nobody wants to know of it
+  bool is_over = false;                   // so is the step's epoch or its rank, which is why: nobody wants to know
 };
 
 // Shared by two actors that end in no fixed order. A slot is written again only after the step that used it was
@@ -46,8 +46,8 @@ public:
   // Nothing of older epochs will be finished.
   void begin_epoch(uint64_t epoch);
 
-  // The rank's part: waits until the step is finished, its epoch is over or the deadline has passed. Throws
-  // std::system_error (operation_canceled) when the buffer is closed while it waits: this rank is to end.
+  // The rank's part: waits until the step is finished, its epoch is over, the buffer is closed or the deadline has
+  // passed.
   staged_rows wait(uint64_t epoch, uint64_t step, int64_t n_rows, std::chrono::milliseconds deadline) const;
 
   // Of whoever ends the rank: it may wait for an engram_fetch that is gone.

@@ -158,6 +158,21 @@ TEST_CASE(
   CHECK(l.r.numbers->dropped_messages == 0);
 }
 
+TEST_CASE("late rows: a new epoch that a dying reader never heard of reaches its rank all the same") {
+  late_ring l(1);
+  l.disks[0]->begun->hang(true);
+  const auto out = l.r.ask("Hello");
+  REQUIRE(l.disks[0]->begun->await_any());
+  caf::anon_send_exit(l.r.engine.scheduler, caf::exit_reason::kill);
+  REQUIRE(l.r.await_restarts(1)); // the new epoch's wiring lies behind the step that is being read
+  l.disks[0]->dies_in = 0;
+  l.disks[0]->begun->hang(false);
+  REQUIRE(out->wait_end());
+  CHECK(out->error.message == "");
+  CHECK(out->choices.at(0).content == " a b c d e f");
+  CHECK(l.r.numbers->restarts == 2);
+}
+
 TEST_CASE(
     "late rows: where the new reader finds no tables, the step that waits fails with 503, and the next one is read") {
   late_ring l(1);

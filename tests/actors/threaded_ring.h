@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace troupe {
@@ -61,6 +62,13 @@ public:
   ~threaded_ring() {
     caf::anon_send_exit(supervisor, caf::exit_reason::user_shutdown);
     caf::anon_send_exit(parts.prepare, caf::exit_reason::user_shutdown);
+  }
+
+  // Until so many actors were started again; false: not within 20 s.
+  bool await_restarts(int64_t n) const {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (numbers->restarts < n && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    return numbers->restarts >= n;
   }
 
   std::shared_ptr<waiting_sink> ask(const std::string& prompt, int64_t max_tokens = 32) {
