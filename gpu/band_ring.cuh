@@ -7,8 +7,8 @@
 namespace troupe {
 
 // Groups: of four rows, 1 or 2. A warp holds the sums of a whole band where registers allow (one group, K <= 5), else
-// of half of it: three blocks a multiprocessor hide latencies that two do not (measured on an H200: 90 us against 80
-// for 16384 x 16384 at K = 5); a fourth brings nothing.
+// of half of it: three blocks a multiprocessor hide latencies that two do not (90 us against 80 for 16384 x 16384 at
+// K = 5 by half bands, H200); a fourth brings nothing.
 template <int Rate, int Groups> struct band_ring {
   static constexpr int band_bytes = 128 * Rate, code_bytes = 128 * Groups;
   static constexpr int warp_tiles = Groups == 1 && Rate <= 10 ? 8 : 4; // of a band's eight

@@ -32,7 +32,6 @@ __global__ void __launch_bounds__(pack_threads) pack_rows_kernel(const __grid_co
 // The chunks of all matrices, for the eight rows of blockIdx.y.
 struct listed_columns {
   static constexpr int parts = 1;
-  static constexpr bool early = true;
   gemv_list a;
 
   __device__ int matrix_of(int column) const {

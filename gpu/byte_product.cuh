@@ -6,7 +6,7 @@
 // the end of a column they share their sums out, so that each has those of one tile: atomics in shared memory cost a
 // clock a lane. Parts of an item are added up in device memory, by the L2, and the block that comes last finishes the
 // item; nothing spins on another block. The kernel may start before the one that packs its rows has ended (programmatic
-// dependent launch): weights depend on nothing, so the ring is filled with them first.
+// dependent launch): weights depend on nothing, so its first stage is filled with them before.
 //
 // Bound by instruction issue on Hopper at K <= 4: 28 instructions for a tile of 256 weights (8 windows of two shifts
 // and a multiply, 2 mma), 13 of them on the multiplier's pipe and 12 on the other, which take one in two clocks. From
@@ -30,7 +30,6 @@ static_assert(max_block_rows <= product_warps, "a warp finishes a row");
 //   static constexpr int parts;    columns of an item: item * parts + 0 .. parts - 1
 //   int32_t rows();                bands of a column
 //   const uint32_t* words(column); const uint8_t* codes(column); int32_t n_rows(column);
-//   static constexpr bool early;   columns and weights are known before the kernel before this one has ended
 //   fetch_early(column, lane);     what finish() will read of the weights, to the cache
 //   ready prepare(first column, r, lane);  what finishing row r of an item reads, so that it is there in time
 //   finish(first column, ready, sums, r, lane): sums.row(v, part, r, scale) gives Q x of row r, 4 columns a lane
@@ -118,9 +117,8 @@ private:
   // The copying warp. The weights of the first stage go ahead of what the kernel before this one packs. Of no more: a
   // ring full of them in every block is 20 MB, behind which that kernel's own loads wait, 5 us for 2 (H200).
   __device__ void copy_bands() {
-    if (!Problem::early) wait_for_kernel_before();
     int stage = 0, pass = 0;
-    bool is_early = Problem::early;
+    bool is_early = true; // columns and weights are older than the kernel before this one
     each_column([&](uint32_t column, uint32_t first, uint32_t n) {
       const uint32_t* words = p_.words(column);
       p_.fetch_early(column, lane_);

@@ -14,11 +14,10 @@ namespace {
 constexpr int64_t max_dim = 1024;
 constexpr int64_t heads_of_block = 8; // 64 heads of one decode row are eight blocks
 
-// Bound by the bytes of the rotated parts, few rows by latency: positions are inputs of a step, so the sines of a
-// block's first row are made before the kernel before this one has ended. A block owns `heads_of_block` heads of a row:
-// its first threads make the sines and cosines, with the argument reduced in full (position times frequency reaches a
-// million), then thread (x, y)
-// turns pairs x, x + blockDim.x, .. of heads y, y + blockDim.y, ..
+// Bound by the bytes of the rotated parts, few rows by latency: positions are older than the kernel before this
+// one, so the sines of a block's first row are made before that has ended. A block owns `heads_of_block` heads of a
+// row: its first threads make the sines and cosines, with the argument reduced in full (position times frequency
+// reaches a million), then thread (x, y) turns pairs x, x + blockDim.x, .. of heads y, y + blockDim.y, ..
 template <bool Pairs>
 __global__ void __launch_bounds__(256) rope_kernel(float* x, const int64_t* positions, const float* frequencies,
                                                    int64_t n_rows, int64_t heads, int64_t dim, int n, bool inverse) {

@@ -1,6 +1,6 @@
 // Programmatic dependent launch: a kernel may start before the one before it in the stream has ended, so that its
-// launch and start cost nothing; what it reads or writes of device memory waits for that end. Before sm_90 it starts
-// after it.
+// launch and start cost nothing; what that one writes, and whatever it writes itself, waits for that end. Before sm_90
+// it starts after it.
 #pragma once
 
 #include "gpu/cuda_check.cuh"
@@ -19,8 +19,9 @@ __device__ __forceinline__ void let_next_kernel_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// First statement of a kernel that overlaps with its neighbours by launch and start only. In this order: what starts
-// early behind it may rely on everything before it.
+// Of a kernel that overlaps with its neighbours by launch and start. In this order: what starts early behind it may
+// rely on everything before it. Before it a kernel touches only what the kernel directly before does not write:
+// weights, inputs of the step, what an earlier kernel than that one has made.
 __device__ __forceinline__ void begin_in_turn() {
   wait_for_kernel_before();
   let_next_kernel_start();

@@ -45,7 +45,6 @@ __global__ void __launch_bounds__(pack_threads) pack_runs_kernel(moe_args a, run
 // Columns (run, chunk of the width, gate or up); a chunk's two are finished together.
 struct gate_up_columns {
   static constexpr int parts = 2;
-  static constexpr bool early = true;
   moe_args a;
   run_codes from;
   int32_t chunks, rate;
@@ -99,7 +98,6 @@ struct gate_up_columns {
 // Columns (run, chunk of the model's width).
 struct down_columns {
   static constexpr int parts = 1;
-  static constexpr bool early = true;
   moe_args a;
   run_codes from;
   int32_t chunks, rate;

@@ -21,7 +21,7 @@ struct run_place {
   int32_t run, at;
 };
 
-// In device memory, made by plan_runs.
+// In device memory, made by plan_runs or few_runs.
 struct run_list {
   int32_t* n_runs = nullptr;
   expert_run* runs = nullptr;  // room for one run a pair

@@ -41,8 +41,9 @@ struct product_shape {
     }
     return static_cast<int>(best);
   }
-  // Of shared memory that each of `n` such lines of blocks takes at least, so that no multiprocessor gets more of the
-  // blocks than its share: where a third one came to one, 4096 x 1024 eight times over took 14 us for 10 (H200).
+  // Of shared memory that a block takes at least where there are `n_lines` such lines, so that no multiprocessor gets
+  // more of the blocks than its share: where a third one came to one, 4096 x 1024 eight times over took 14 us for 10
+  // (H200).
   int least_shared_bytes(int n_lines, int of_multiprocessor) const {
     const int turns = (n_blocks * n_lines + n_multiprocessors - 1) / n_multiprocessors;
     return turns >= blocks_a_multiprocessor ? 0 : of_multiprocessor / (turns + 1) - system_shared_bytes + 16;

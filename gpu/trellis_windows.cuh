@@ -10,7 +10,7 @@ namespace troupe {
 // A rate of 2 K = `Rate` half bits: which bits of a tile a lane needs. Lane l owns weights 8 l .. 8 l + 7; weight e of
 // them ends end(e) bits after the lane's first own bit.
 template <int Rate> struct trellis_rate {
-  static constexpr int n_words = 4 * Rate;   // u32 of a tile
+  static constexpr int tile_words = 4 * Rate;
   static constexpr int lane_bits = 4 * Rate; // a lane's own bits
   static constexpr int n_bits = 128 * Rate;
   static __host__ __device__ constexpr int end(int e) {
@@ -65,7 +65,7 @@ template <int Rate> struct lane_windows {
     const int first = rate::first_bit(lane);
     shift = first % 32;
 #pragma unroll
-    for (int i = 0; i < n_words; ++i) word[i] = (first / 32 + i) % rate::n_words;
+    for (int i = 0; i < n_words; ++i) word[i] = (first / 32 + i) % rate::tile_words;
   }
 
   // Window e from its piece: a left shift to the next byte, which may go to the multiplier's pipe, and a byte pick, so
