@@ -1,4 +1,4 @@
-// Ring step 6: reads the side-table rows of a placed step into the staging slot and hands the step to its rank.
+// Ring step 6: hands a placed step to its rank and reads the side-table rows of it into a staging slot.
 #include "actors/engram_fetch.h"
 
 #include "actors/guard.h"
@@ -23,6 +23,7 @@ struct fetch_state {
   std::unordered_map<sequence_id, std::vector<image_span>> images; // of those that have any: their rows are dead
   std::unordered_map<sequence_id, sequence_tail> tails; // of those that an actor before this one has read for
   uint64_t epoch = 0, last_step = 0;
+  bool reads_late = false; // behind handing a step on
 };
 
 void open_tables(fetch_state& s) {
@@ -42,15 +43,18 @@ std::span<const int32_t> before(const sequence_tail& tail, int64_t start) {
   return std::span(tail.tokens).first(static_cast<size_t>(std::clamp<int64_t>(n, 0, tail.tokens.size())));
 }
 
-// What could not be read, by sequence; the other sequences' rows are in the staging slot, each in its place.
+// What could not be read, by sequence; the other sequences' rows are in the staging slot, each in its place. Those of
+// the failed ones become zero: a step that is under way computes with them, and what it gives is thrown away.
 std::vector<sequence_failure> read_each(fetch_state& s, const step_plan& plan, std::span<std::byte> to) {
   std::vector<sequence_failure> failures;
   size_t at = 0;
   for (size_t i = 0; i < s.rows.size(); ++i) {
     const size_t n = s.rows[i].tokens.size() * static_cast<size_t>(s.records->record_bytes());
+    const auto mine = to.subspan(at, n);
     try {
-      s.tables->read(std::span(s.rows).subspan(i, 1), to.subspan(at, n));
+      s.tables->read(std::span(s.rows).subspan(i, 1), mine);
     } catch (const std::exception& e) {
+      std::fill(mine.begin(), mine.end(), std::byte{});
       spdlog::error("engram_fetch: {}", e.what());
       failures.push_back({plan.rows[i].id, e.what(), 503});
     }
@@ -107,39 +111,42 @@ std::vector<sequence_failure> read_rows(fetch_state& s, const step_placed& place
   return failures;
 }
 
+void take_step(engram_fetch_actor::stateful_pointer<fetch_state> self, const rank_actor& next, step_placed& placed) {
+  auto& s = self->state;
+  if (placed.plan.epoch != s.epoch) {
+    ++s.numbers->dropped_messages;
+    return;
+  }
+  TROUPE_CHECK(placed.plan.step == ++s.last_step, "steps arrive in order, none is lost");
+  if (s.reads_late) self->send(next, step_ready{placed});
+  const int32_t slot = s.records->take_slot();
+  for (const auto& e : placed.plan.ended) {
+    s.images.erase(e.id);
+    s.tails.erase(e.id);
+  }
+  for (const auto& start : placed.plan.started) follow_images(s, start.id, start.images);
+  s.records->finish(s.epoch, s.last_step, slot, read_rows(s, placed, slot));
+  if (!s.reads_late) self->send(next, step_ready{std::move(placed)});
+}
+
 engram_fetch_actor::behavior_type engram_fetch_behavior(engram_fetch_actor::stateful_pointer<fetch_state> self,
                                                         engram_fetch_config config,
                                                         std::shared_ptr<staging_buffer> records, rank_actor next,
-                                                        std::shared_ptr<counters> numbers) {
+                                                        std::shared_ptr<counters> numbers, bool detached) {
   guard(self);
   self->state.config = std::move(config);
   self->state.records = std::move(records);
   self->state.numbers = std::move(numbers);
+  self->state.reads_late = detached;
   return {
-      [=](step_placed& placed) {
-        auto& s = self->state;
-        if (placed.plan.epoch != s.epoch) {
-          ++s.numbers->dropped_messages;
-          return;
-        }
-        TROUPE_CHECK(placed.plan.step == ++s.last_step, "steps arrive in order, none is lost");
-        step_ready ready;
-        ready.staging = s.records->take_slot();
-        for (const auto& e : placed.plan.ended) {
-          s.images.erase(e.id);
-          s.tails.erase(e.id);
-        }
-        for (const auto& start : placed.plan.started) follow_images(s, start.id, start.images);
-        ready.failures = read_rows(s, placed, ready.staging);
-        ready.placed = std::move(placed);
-        self->send(next, std::move(ready));
-      },
+      [=](step_placed& placed) { take_step(self, next, placed); },
       [=](const wiring& w) {
         auto& s = self->state;
         s.epoch = w.epoch;
         s.last_step = 0;
         s.images.clear();
         s.tails.clear();
+        s.records->begin_epoch(w.epoch);
         self->send(next, w); // behind every step of older epochs
       },
       [=](const fetch_resumed& f) {
@@ -167,9 +174,9 @@ engram_fetch_actor spawn_engram_fetch(caf::actor_system& system, engram_fetch_co
                                       std::shared_ptr<counters> numbers, bool detached) {
   if (detached)
     return system.spawn<caf::detached>(engram_fetch_behavior, std::move(config), std::move(records), std::move(next),
-                                       std::move(numbers));
-  return system.spawn(engram_fetch_behavior, std::move(config), std::move(records), std::move(next),
-                      std::move(numbers));
+                                       std::move(numbers), true);
+  return system.spawn(engram_fetch_behavior, std::move(config), std::move(records), std::move(next), std::move(numbers),
+                      false);
 }
 
 } // namespace troupe

@@ -1,4 +1,4 @@
-// Side-table rows of each step, read before its rank needs them. Owns the rank's table_reader; one per rank.
+// Side-table rows of each step, read while its rank begins it. Owns the rank's table_reader; one per rank.
 #pragma once
 
 #include "actors/counters.h"
@@ -14,8 +14,8 @@
 
 namespace troupe {
 
-// load_atom: opens the tables on its own thread; an error says what failed. Steps that come all the same are handed on
-// with their sequences failed, and the tables are tried again.
+// load_atom: opens the tables on its own thread; an error says what failed. Sequences of steps that come all the same
+// are failed, and the tables are tried again.
 using engram_fetch_actor = caf::typed_actor<caf::reacts_to<step_placed>, caf::reacts_to<wiring>,
                                             caf::reacts_to<fetch_resumed>, caf::replies_to<load_atom>::with<bool>>;
 
@@ -24,6 +24,7 @@ struct engram_fetch_config {
   int32_t max_rows = 512;
 };
 
+// Detached, it hands a step on before it reads; else after it, since the rank may then need the thread that reads.
 engram_fetch_actor spawn_engram_fetch(caf::actor_system&, engram_fetch_config, std::shared_ptr<staging_buffer> records,
                                       rank_actor next, std::shared_ptr<counters>, bool detached = true);
 

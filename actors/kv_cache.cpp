@@ -129,6 +129,7 @@ void rewire(kv_cache_pointer self, const wiring& w, const kv_cache_config& confi
     const uint64_t newest = s.newest.plan.step; // 0: none yet; a held one is behind it
     for (size_t r = 0; r < s.next.size(); ++r) {
       if (s.next[r] == before[r]) continue;
+      self->send(s.next[r], w); // its rank may not have heard of the epoch: the one before died with it in its mailbox
       self->send(s.next[r], fetch_resumed{s.epoch, newest > 0 ? newest - 1 : 0, s.ledger->in_flight()});
       if (newest > 0) self->send(s.next[r], s.newest);
     }

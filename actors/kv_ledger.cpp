@@ -127,6 +127,7 @@ bool kv_ledger::place_rows(planned_rows& r, step_placed& placed) {
   }
   remember(s, r);
   s.n_done = r.start + n_tokens(r);
+  s.n_before = std::min(s.n_before, r.start); // of the step before, guesses that were wrong are fed again in this one
   if (r.start >= s.start.n_prompt && index_.max_snapshots() > 0) {
     s.symbols.resize(static_cast<size_t>(r.start)); // what was rejected is fed again, perhaps with other tokens
     append_symbols(s.symbols, r.tokens, r.start, {});

@@ -235,11 +235,10 @@ struct sequence_failure {
   int32_t status = 500; // HTTP
 };
 
-// 6. engram_fetch[r] -> rank[r].
+// 6. engram_fetch[r] -> rank[r]: the step can begin. Its side-table rows come through the lent staging buffer, perhaps
+// later.
 struct step_ready {
   step_placed placed;
-  int32_t staging = 0;                    // slot of the lent staging buffer that holds the rows
-  std::vector<sequence_failure> failures; // sequences whose rows could not be read; the others run
 };
 
 // 7. rank 0 -> scheduler.

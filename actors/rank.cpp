@@ -86,26 +86,88 @@ void agree(running_rank& s, const rank_config& config, const step_plan& plan, st
           {plan.rows[at % n].id, "rank " + std::to_string(at / n) + " lacks what this request's rows need", 503});
 }
 
-step_result run_step(rank_pointer self, const rank_config& config, const staging_buffer& records, step_ready& ready) {
+// The step's side-table rows, waited for when they are taken, once.
+class awaited_rows final : public record_source {
+public:
+  awaited_rows(const staging_buffer& from, const rank_config& config, const rank_state::clock& now,
+               const step_plan& plan, int64_t n_rows)
+      : from_(from), config_(config), now_(now), plan_(plan), n_rows_(n_rows) {}
+
+  void await() {
+    if (rows_) return;
+    const auto began = now_();
+    rows_ = from_.wait(plan_.epoch, plan_.step, n_rows_, config_.deadline);
+    waited_ = now_() - began;
+    if (!rows_->missing.empty())
+      for (const auto& r : plan_.rows) rows_->failures.push_back({r.id, rows_->missing, 503});
+  }
+  std::optional<std::span<const std::byte>> take() override {
+    await();
+    if (rows_->failures.size() == plan_.rows.size()) return std::nullopt; // perhaps no table could be opened
+    return rows_->bytes;
+  }
+  // Precondition of both: they were taken, or awaited.
+  const std::vector<sequence_failure>& failures() const { return rows_->failures; }
+  bool is_over() const { return rows_->is_over; }
+  std::chrono::steady_clock::duration waited() const { return waited_; }
+
+private:
+  const staging_buffer& from_;
+  const rank_config& config_;
+  const rank_state::clock& now_;
+  const step_plan& plan_;
+  int64_t n_rows_;
+  std::optional<staged_rows> rows_;
+  std::chrono::steady_clock::duration waited_{};
+};
+
+// Runs what can be run and fills in what came of it. Sequences whose side-table rows could not be read are left out
+// where that is known before; in a step that is under way by then they are run with the others, which do not notice,
+// and it is their results that are left out.
+void run_rows(running_rank& s, const rank_config& config, const step_plan& plan, awaited_rows& rows,
+              std::vector<sequence_failure>& failures, step_result& result) {
+  auto& weights = *s.parts.weights;
+  const auto add_failures = [&] { failures.insert(failures.end(), rows.failures().begin(), rows.failures().end()); };
+  const bool is_ahead = s.sequences->runs_ahead(plan, weights); // the same on every rank
+  if (!is_ahead) {
+    rows.await();
+    add_failures();
+  }
+  agree(s, config, plan, failures);
+  s.sequences->run(plan, failures, rows, weights);
+  if (is_ahead) {
+    rows.await(); // nothing ran that would have taken them
+    add_failures();
+    agree(s, config, plan, failures);
+  }
+  result.results = s.sequences->answer(plan, failures, weights, result.draft_us);
+}
+
+// nullopt: the step's epoch ended while it waited.
+std::optional<step_result> run_step(rank_pointer self, const rank_config& config, const staging_buffer& records,
+                                    step_ready& ready) {
   auto& s = self->state;
   rank_state::write_order write;
   if (s.disk) write = [self](const auto& what, const auto& payload) { send_entry(self, what, payload); };
   auto& plan = ready.placed.plan;
-  const auto began = self->clock().now();
+  const rank_state::clock now = [self] { return self->clock().now(); };
+  const auto began = now();
   step_result result{plan.epoch, plan.step, {}, 0, 0};
   auto& weights = *s.parts.weights;
   auto failures = s.sequences->begin(ready.placed, &weights);
-  failures.insert(failures.end(), ready.failures.begin(), ready.failures.end());
   int64_t n_rows = 0;
   for (const auto& r : plan.rows) n_rows += static_cast<int64_t>(r.tokens.size());
   if (n_rows == 0) {
     s.sequences->end(ready.placed, {}, weights, write);
     return result;
   }
-  agree(s, config, plan, failures);
-  result.results = s.sequences->run(plan, failures, records.slot(ready.staging, n_rows), weights, result.draft_us);
+  awaited_rows rows(records, config, now, plan, n_rows);
+  run_rows(s, config, plan, rows, failures, result);
   s.sequences->end(ready.placed, failures, weights, write);
-  result.compute_us = std::chrono::duration_cast<std::chrono::microseconds>(self->clock().now() - began).count();
+  if (rows.is_over()) return std::nullopt;
+  // The wait is no work, though the first layer may have run in it: what is left of a step behind its rows is what it
+  // costs on a disk that keeps up.
+  result.compute_us = std::chrono::duration_cast<std::chrono::microseconds>(now() - began - rows.waited()).count();
   return result;
 }
 
@@ -133,7 +195,10 @@ rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
           numbers->graph_misses = launches.launched;
         }
         send_orders(self, ready.placed);
-        if (s.scheduler) self->send(s.scheduler, std::move(result));
+        if (!result)
+          ++numbers->dropped_messages;
+        else if (s.scheduler)
+          self->send(s.scheduler, std::move(*result));
       },
       [=](image_piece& piece) {
         if (const auto why = self->state.sequences->take(std::move(piece))) spdlog::warn("rank: refused {}", *why);
@@ -141,6 +206,7 @@ rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
       [=](const tier_arrived& piece) { take_entry(self->state, piece); },
       [=](const wiring& w) {
         auto& s = self->state;
+        if (w.epoch == s.epoch) return; // again, from a new engram_fetch
         s.sequences->forget_sequences();
         if (w.cache != s.cache) {
           s.sequences->forget_snapshots();

@@ -9,6 +9,7 @@
 
 #include <caf/fwd.hpp>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -18,7 +19,8 @@ namespace troupe {
 class collective;
 
 // load_atom: makes the parts on the rank's own thread; an error says what failed. A wiring ends every sequence; weights
-// and images stay, and so do snapshots unless its `cache` is new. A step that comes again is dropped.
+// and images stay, and so do snapshots unless its `cache` is new. A step that comes again is dropped. A step whose
+// side-table rows do not come in time fails its sequences with 503.
 using rank_actor = caf::typed_actor<caf::reacts_to<step_ready>, caf::reacts_to<image_piece>, caf::reacts_to<wiring>,
                                     caf::reacts_to<tier_arrived>, caf::replies_to<load_atom>::with<bool>>;
 
@@ -32,12 +34,17 @@ struct rank_parts {
   std::unique_ptr<model> weights;    // goes first
 };
 
+// How long a step waits for its side-table rows. Shorter than a collective waits for a rank, so that those of a group
+// hear of it. A read that hangs for longer holds up the steps behind it too, which the rank does not get until it ends.
+inline constexpr std::chrono::milliseconds rows_deadline{30000};
+
 struct rank_config {
   int32_t rank = 0, n_ranks = 1;
   std::function<rank_parts()> make; // throws what load_atom answers with
   std::vector<int32_t> suppressed;  // chat.md 5.7
   int32_t eos = 1;
   bool drafts = false; // every rank samples then: all must draft behind the same tokens
+  std::chrono::milliseconds deadline = rows_deadline;
 };
 
 // `records`: the staging buffer that this rank's engram_fetch fills.

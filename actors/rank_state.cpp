@@ -16,6 +16,35 @@ const sequence_failure* find(std::span<const sequence_failure> failures, sequenc
   return nullptr;
 }
 
+// Side-table rows of the sequences that run, one after another.
+class records_of_running final : public record_source {
+public:
+  records_of_running(const step_plan& plan, std::span<const sequence_failure> failures, record_source& all,
+                     std::vector<std::byte>& memory)
+      : plan_(plan), failures_(failures), all_(all), memory_(memory) {}
+
+  std::optional<std::span<const std::byte>> take() override {
+    const auto records = all_.take();
+    size_t n_rows = 0;
+    for (const auto& r : plan_.rows) n_rows += r.tokens.size();
+    if (!records || failures_.empty() || n_rows == 0) return records;
+    const size_t record_bytes = records->size() / n_rows;
+    memory_.clear();
+    for (size_t i = 0, at = 0; i < plan_.rows.size(); ++i) {
+      const auto mine = records->subspan(at, plan_.rows[i].tokens.size() * record_bytes);
+      at += mine.size();
+      if (!find(failures_, plan_.rows[i].id)) memory_.insert(memory_.end(), mine.begin(), mine.end());
+    }
+    return memory_;
+  }
+
+private:
+  const step_plan& plan_;
+  std::span<const sequence_failure> failures_;
+  record_source& all_;
+  std::vector<std::byte>& memory_;
+};
+
 } // namespace
 
 std::optional<std::string> rank_state::take(image_piece&& piece) {
@@ -192,30 +221,26 @@ void rank_state::draft(const step_plan& plan, std::vector<sequence_result>& resu
   }
 }
 
-// Side-table rows of the sequences that run, one after another.
-std::span<const std::byte> rank_state::lay_out(const step_plan& plan, std::span<const sequence_failure> failures,
-                                               std::span<const std::byte> records) {
-  size_t n_rows = 0;
-  for (const auto& r : plan.rows) n_rows += r.tokens.size();
-  if (failures.empty() || n_rows == 0) return records;
-  const size_t record_bytes = records.size() / n_rows;
-  records_.clear();
-  for (size_t i = 0, at = 0; i < plan.rows.size(); ++i) {
-    const auto mine = records.subspan(at, plan.rows[i].tokens.size() * record_bytes);
-    at += mine.size();
-    if (!find(failures, plan.rows[i].id)) records_.insert(records_.end(), mine.begin(), mine.end());
+// Prompts are many rows, of which nothing is launched in advance.
+bool rank_state::runs_ahead(const step_plan& plan, const model& weights) const {
+  int64_t n_rows = 0;
+  for (const auto& r : plan.rows) {
+    if (r.start < sequences_.at(r.id).start.n_asked()) return false;
+    n_rows += static_cast<int64_t>(r.tokens.size());
   }
-  return records_;
+  return weights.runs_ahead(n_rows);
 }
 
-std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<const sequence_failure> failures,
-                                             std::span<const std::byte> records, model& weights, int64_t& draft_us) {
+void rank_state::take_rows(const step_plan& plan, std::span<const sequence_failure> failures, model& weights) {
   rows_.clear();
   wishes_.clear();
+  first_drawn_.assign(plan.rows.size(), std::nullopt);
   if (!batch_) batch_.emplace(weights.info().vocabulary);
   batch_->clear();
   drawn_.ids.clear();
-  for (const auto& r : plan.rows) {
+  size_t n_drawn = 0;
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const auto& r = plan.rows[i];
     if (find(failures, r.id)) continue;
     auto& s = sequences_.at(r.id);
     auto& row = rows_.emplace_back();
@@ -229,23 +254,33 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     row.n_logits = r.samples ? r.n_drafts + 1 : 0;
     if (s.sampler && r.start < s.start.n_prompt) s.sampler->see_prompt(r.tokens);
     if (!samples_ || !r.samples) continue;
+    first_drawn_[i] = n_drawn;
+    n_drawn += static_cast<size_t>(row.n_logits);
     const auto drafts = std::span(r.tokens).last(static_cast<size_t>(r.n_drafts));
     const int64_t position = r.start + static_cast<int64_t>(r.tokens.size() - drafts.size());
     add_draft_rules(*s.sampler, drafts, position, rules_, *batch_);
     if (r.wants_drafts && weights.can_draft()) wishes_.push_back({rows_.size() - 1, r.n_drafts});
   }
-  if (!rows_.empty()) {
-    const auto side_rows = lay_out(plan, failures, records);
-    if (samples_)
-      weights.forward_and_sample(rows_, side_rows, *batch_, drawn_, wishes_);
-    else
-      weights.forward(rows_, side_rows);
-  }
+}
+
+void rank_state::run(const step_plan& plan, std::span<const sequence_failure> failures, record_source& records,
+                     model& weights) {
+  take_rows(plan, failures, weights);
+  if (rows_.empty()) return;
+  records_of_running mine(plan, failures, records, records_);
+  if (samples_)
+    weights.forward_and_sample(rows_, mine, *batch_, drawn_, wishes_);
+  else
+    weights.forward(rows_, mine);
+}
+
+std::vector<sequence_result> rank_state::answer(const step_plan& plan, std::span<const sequence_failure> failures,
+                                                model& weights, int64_t& draft_us) {
   std::vector<sequence_result> results;
   if (!samples_) return results;
   results.reserve(plan.rows.size());
-  size_t at = 0;
-  for (const auto& r : plan.rows) {
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const auto& r = plan.rows[i];
     auto& s = sequences_.at(r.id);
     auto& out = results.emplace_back();
     out.id = r.id;
@@ -256,13 +291,12 @@ std::vector<sequence_result> rank_state::run(const step_plan& plan, std::span<co
     }
     out.cached_tokens = s.cached_tokens;
     out.n_tokens = r.start + static_cast<int64_t>(r.tokens.size()) - r.n_drafts;
-    if (!r.samples) continue;
-    const auto n = static_cast<size_t>(r.n_drafts + 1);
-    TROUPE_CHECK(at + n <= drawn_.ids.size(), "every row that was asked for has a token");
-    accept(s, r, at, out);
+    if (!first_drawn_[i]) continue;
+    TROUPE_CHECK(*first_drawn_[i] + static_cast<size_t>(r.n_drafts) < drawn_.ids.size(),
+                 "every row that was asked for has a token");
+    accept(s, r, *first_drawn_[i], out);
     // The newest token is not computed, not even as an accepted draft whose own logits were broken.
     if (!out.tokens.empty()) out.n_tokens += static_cast<int64_t>(out.tokens.size()) - 1;
-    at += n;
   }
   const auto began = now_();
   draft(plan, results, weights);

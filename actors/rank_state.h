@@ -39,10 +39,13 @@ public:
   std::optional<std::string> arrive(const tier_read& where, std::span<const std::byte> payload, const model& weights) {
     return snapshots_.arrive(where, payload, weights);
   }
-  // Runs the rows of all but the failed sequences, samples, verifies drafts and makes new ones (`draft_us`: how long
-  // that took). `records`: the side-table rows of all planned rows. One result a planned row, in order.
-  std::vector<sequence_result> run(const step_plan&, std::span<const sequence_failure>,
-                                   std::span<const std::byte> records, model&, int64_t& draft_us);
+  // Whether the model has use for the step before its side-table rows are there.
+  bool runs_ahead(const step_plan&, const model&) const;
+  // Runs the rows of all but the failed sequences and samples. `records`: the side-table rows of all planned rows.
+  void run(const step_plan&, std::span<const sequence_failure>, record_source& records, model&);
+  // What came of it, one result a planned row, in order: verifies drafts and makes new ones (`draft_us`: how long that
+  // took). Sequences may have failed since run.
+  std::vector<sequence_result> answer(const step_plan&, std::span<const sequence_failure>, model&, int64_t& draft_us);
   // A new epoch: sequences end. Images stay until the step that says which of them are still wanted.
   void forget_sequences();
   void forget_snapshots() { snapshots_.clear(); }
@@ -73,7 +76,7 @@ private:
   std::optional<std::string> hand_over_images(sequence&, const planned_rows&, model&);
   std::optional<std::string> enter(sequence&, const cached_prefix&, model*);
   std::vector<sequence_failure> apply(const step_placed&, model*);
-  std::span<const std::byte> lay_out(const step_plan&, std::span<const sequence_failure>, std::span<const std::byte>);
+  void take_rows(const step_plan&, std::span<const sequence_failure>, model&);
   void accept(sequence&, const planned_rows&, size_t first, sequence_result&); // drawn_ from `first`
   void draft(const step_plan&, std::vector<sequence_result>&, model&);
 
@@ -91,7 +94,8 @@ private:
   std::vector<size_t> requesters_;    // of each request, its place in the plan
   std::optional<sample_batch> batch_; // rules of the step's rows, and what was drawn by them
   sampled_rows drawn_;
-  std::vector<std::byte> records_; // of the rows that run, where some do not
+  std::vector<std::optional<size_t>> first_drawn_; // of each planned row that asked for tokens and ran
+  std::vector<std::byte> records_;                 // of the rows that run, where some do not
 };
 
 } // namespace troupe

@@ -43,7 +43,8 @@ void spawn_group(caf::actor_system& system, const ring_config& config, std::shar
                   [make = config.make_rank, r] { return make(r); },
                   config.suppressed,
                   config.limits.eos,
-                  config.limits.drafts.block > 0};
+                  config.limits.drafts.block > 0,
+                  config.rows_deadline};
     out.ranks.push_back(spawn_rank(system, std::move(c), out.records.back(), numbers, config.detached));
   }
   out.engram_fetches.resize(out.ranks.size());

@@ -8,6 +8,7 @@
 
 #include <caf/fwd.hpp>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -25,6 +26,7 @@ struct ring_config {
   std::optional<null_rank_config> null;                                   // instead of make_rank
   std::optional<tier_disk_config> disk; // of any rank, each gets its own number; none: no disk tier
   std::vector<int32_t> suppressed;
+  std::chrono::milliseconds rows_deadline = troupe::rows_deadline;
   bool detached = true; // tests: false
 };
 

@@ -56,6 +56,11 @@ void watch_group(supervisor_pointer self) {
   for (const auto& f : e.engram_fetches) watch(self, f, "engram_fetch");
 }
 
+// A rank that is to end may wait for rows that nobody reads any more.
+void stop_waiting(supervisor_state& s) {
+  for (const auto& r : s.engine.records) r->close();
+}
+
 void fail(supervisor_pointer self, const std::string& why) {
   auto& s = self->state;
   s.at = stage::failed;
@@ -66,6 +71,7 @@ void fail(supervisor_pointer self, const std::string& why) {
   caf::anon_send(s.engine.fan_out, end); // the scheduler may be the one that died
   for (auto& d : s.drains) d.answer.deliver(false);
   s.drains.clear();
+  stop_waiting(s);
   if (s.failed) s.failed(why);
 }
 
@@ -171,6 +177,7 @@ void end_group(supervisor_pointer self) {
   };
   for (const auto& r : s.engine.ranks) end(r);
   for (const auto& f : s.engine.engram_fetches) end(f);
+  stop_waiting(s);
   if (s.leaving.empty()) return spawn_dead(self);
   s.ends_at = self->clock().now() + end_deadline;
   self->delayed_send(self, end_deadline, end_atom_v);
@@ -239,6 +246,7 @@ void stop(supervisor_pointer self) {
   for (auto& d : s.drains) d.answer.deliver(false);
   s.drains.clear();
   for (const auto& a : s.engine.all()) self->send_exit(a, caf::exit_reason::user_shutdown);
+  stop_waiting(s);
   if (s.names.empty()) self->quit(caf::exit_reason::user_shutdown);
 }
 

@@ -71,7 +71,7 @@ TROUPE_FIELDS(snapshot_save, x.slot, x.n_tokens, x.snapshot)
 TROUPE_FIELDS_OF_LISTS(step_placed, x.dropped, x.removes, x.plan, x.blocks, x.cached, x.saves_before, x.saves_after,
                        x.moves, x.reads, x.writes)
 TROUPE_FIELDS(sequence_failure, x.id, x.why, x.status)
-TROUPE_FIELDS(step_ready, x.placed, x.staging, x.failures)
+TROUPE_FIELDS(step_ready, x.placed)
 TROUPE_FIELDS(sequence_result, x.id, x.tokens, x.cached_tokens, x.failure, x.status, x.n_tokens, x.n_drafts,
               x.n_accepted, x.next_drafts, x.confidence)
 TROUPE_FIELDS(step_result, x.epoch, x.step, x.results, x.compute_us, x.draft_us)

@@ -7,7 +7,7 @@
 // context, and its state copied to the other sequences (snapshot and blocks), whose next ids are random and their own.
 // Weights: all of the backbone but embedding and tables, of the routed experts those that `rows` uniform choices hit on
 // average. Times are of a forward with its tokens drawn (temperature 1, top_p 0.95), on a CUDA device from captured
-// graphs; Engram rows are read before, as the server does.
+// graphs; Engram rows are read before, which the server does while the first layer runs.
 #include "bench/bench.h"
 #include "gpu/cuda_backend.h"
 #include "model/deepseek_v41/checkpoint.h"

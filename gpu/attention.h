@@ -40,6 +40,8 @@ void write_rings_host(tensor rings, tensor x, const step_rows&);
 
 // x (R, heads, d) or (R, d): the last 2 * n_frequencies elements as adjacent pairs, turned by position * frequency
 // (f32 product, full-range sine and cosine) | positions (R) i64, frequencies (n) f32. Negative positions do nothing.
+// Precondition: no operation directly before it writes `positions` in the same captured work; a device reads them
+// early.
 void rope_host(tensor x, tensor positions, tensor frequencies, bool inverse);
 
 } // namespace troupe

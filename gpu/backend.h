@@ -10,6 +10,7 @@
 #include "gpu/sample.h"
 #include "gpu/tensor.h"
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -154,6 +155,34 @@ public:
   virtual ~graph() = default;
 };
 
+// Pinned host memory with a flag: bytes for device work that may be under way before they are there. The host fills and
+// posts it, `receive` waits for that on the device. Made by a backend, ends before it; one thread, the backend's.
+class mailbox {
+public:
+  virtual ~mailbox() = default;
+  mailbox(const mailbox&) = delete;
+  mailbox& operator=(const mailbox&) = delete;
+  // Where the next of several parts begins behind bytes [at, at + n_bytes).
+  static int64_t behind(int64_t at, int64_t n_bytes) { return (at + n_bytes + 15) / 16 * 16; }
+
+  std::span<std::byte> bytes() const { return bytes_; } // Precondition of writing: not posted
+  // Precondition: what received from it has ended.
+  void clear() { flag().store(0, std::memory_order_release); }
+  // What was written before is what the device reads.
+  void post() { flag().store(1, std::memory_order_release); }
+  bool is_posted() const { return flag().load(std::memory_order_acquire) != 0; }
+
+protected:
+  // Of memory that the derived class owns; `flag` is zero.
+  mailbox(uint32_t* flag, std::span<std::byte> bytes) : flag_(flag), bytes_(bytes) {}
+
+private:
+  std::atomic_ref<uint32_t> flag() const { return std::atomic_ref(*flag_); }
+
+  uint32_t* flag_;
+  std::span<std::byte> bytes_;
+};
+
 class backend {
 public:
   virtual ~backend() = default;
@@ -265,6 +294,14 @@ public:
   // and writes nothing that the calls in between write. The host runs it at once.
   virtual void beside(const std::function<void()>& work) { work(); }
   virtual void meet() {}
+
+  // Bytes from the host in the middle of work. Zero-filled, not posted; throws as `allocate` does.
+  virtual std::unique_ptr<mailbox> make_mailbox(int64_t n_bytes, const std::string& what) = 0;
+  // Waits until it is posted, then fills the tensors from it, one part behind the other (mailbox::behind) from 0 on.
+  // Where nothing runs ahead it must be posted by then.
+  virtual void receive(std::span<const tensor> to, const mailbox& from) = 0;
+  // Whether a call may return before its work is done, so that the host can prepare a mailbox meanwhile.
+  virtual bool runs_ahead() const = 0;
 
   // Graphs: host capture keeps the closure, replay calls it.
   virtual bool

@@ -6,13 +6,13 @@
 
 namespace troupe {
 
-// Groups: of four rows, 1 or 2. A warp holds the sums of a whole band where registers allow (one group, windows of two
-// words), else of half of it: three blocks a multiprocessor hide latencies that two do not (measured on an H200: 90 us
-// against 80 for 16384 x 16384 at K = 5); a fourth brings nothing.
+// Groups: of four rows, 1 or 2. A warp holds the sums of a whole band where registers allow (one group, K <= 5), else
+// of half of it: three blocks a multiprocessor hide latencies that two do not (90 us against 80 for 16384 x 16384 at
+// K = 5 by half bands, H200); a fourth brings nothing.
 template <int Rate, int Groups> struct band_ring {
   static constexpr int band_bytes = 128 * Rate, code_bytes = 128 * Groups;
-  static constexpr int warp_tiles = Groups == 1 && Rate <= 8 ? 8 : 4; // of a band's eight
-  static constexpr int registers = 72;                                // what three blocks of nine warps leave
+  static constexpr int warp_tiles = Groups == 1 && Rate <= 10 ? 8 : 4; // of a band's eight
+  static constexpr int registers = 72;                                 // what three blocks of nine warps leave
   static constexpr int room = 56 * 1024;
   // Two bands a warp where two stages fit: 3 to 6 % faster than one.
   static constexpr int stage_bands = (4 * product_warps * (band_bytes + code_bytes) <= room ? 2 : 1) * product_warps;

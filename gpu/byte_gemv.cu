@@ -1,6 +1,6 @@
 // y = x W for a few matrices of codebook mul1 at once, few rows: pack the rows, multiply.      Spec: exl3.md 13.2
 // - 13.5. Small matrices cost mostly a launch, a start and an end, so those that may run together share them.
-#include "gpu/byte_product.cuh"
+#include "gpu/product_launch.cuh"
 #include "gpu/scratch_cut.h"
 #include "gpu/trellis_gemv.h"
 
@@ -21,17 +21,17 @@ struct gemv_list {
 template <int Jobs>
 __global__ void __launch_bounds__(pack_threads) pack_rows_kernel(const __grid_constant__ gemv_list a, int n_sharers) {
   const row_sharer me(blockIdx.x, n_sharers);
-  begin_in_turn();
   const int64_t row = blockIdx.x / static_cast<unsigned>(n_sharers), group = row / max_block_rows, m = blockIdx.y;
   const gemv_args& of = a.of[m];
-  pack_row<Jobs>(of.x + row * of.x_stride, of.in, a.in, of.w.suh, a.codes + (m * a.groups + group) * packed_bytes(a.in),
-                 a.n_rows > 4 ? 2 : 1, static_cast<int>(row % max_block_rows), a.packed + m * a.groups * 8 + row, me);
+  packing_row<Jobs> packing(of.w.suh, a.in, me);
+  begin_in_turn();
+  packing.pack(of.x + row * of.x_stride, of.in, a.codes + (m * a.groups + group) * packed_bytes(a.in),
+               a.n_rows > 4 ? 2 : 1, static_cast<int>(row % max_block_rows), a.packed + m * a.groups * 8 + row);
 }
 
 // The chunks of all matrices, for the eight rows of blockIdx.y.
 struct listed_columns {
   static constexpr int parts = 1;
-  static constexpr bool early = true;
   gemv_list a;
 
   __device__ int matrix_of(int column) const {
@@ -51,21 +51,36 @@ struct listed_columns {
     return a.codes + (static_cast<int64_t>(matrix_of(column)) * a.groups + blockIdx.y) * packed_bytes(a.in);
   }
 
-  template <class Sums> __device__ void finish(int column, const Sums& sums, int warp, int lane) const {
+  __device__ void fetch_early(int column, int lane) const {
     const int m = matrix_of(column);
+    if (lane < 2) fetch_line(a.of[m].w.svh + (column - a.first_column[m]) * chunk_columns + lane * 64);
+  }
+  struct ready {
+    row_scale scale;
+    float svh[4], bias[4];
+  };
+  __device__ ready prepare(int column, int r, int lane) const {
+    const int m = matrix_of(column), first = (column - a.first_column[m]) * chunk_columns + 4 * lane;
     const gemv_args& of = a.of[m];
-    for (int r = warp; r < n_rows(column); r += product_warps) {
-      const int64_t row = static_cast<int64_t>(blockIdx.y) * max_block_rows + r;
-      float v[4];
-      sums.row(v, 0, r, *a.row(m, row));
-      warp_hadamard(v, lane);
-      const int first = (column - a.first_column[m]) * chunk_columns + 4 * lane;
-      float* y = of.y + row * of.y_stride + first;
+    ready x{a.row(m, static_cast<int64_t>(blockIdx.y) * max_block_rows + r)->load(), {}, {}};
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (first + i < of.out)
-          y[i] = v[i] * f16_bits(of.w.svh[first + i]) + (of.bias != nullptr ? of.bias[first + i] : 0);
+    for (int i = 0; i < 4; ++i) {
+      if (first + i >= of.out) continue;
+      x.svh[i] = f16_bits(of.w.svh[first + i]);
+      if (of.bias != nullptr) x.bias[i] = of.bias[first + i];
     }
+    return x;
+  }
+  template <class Sums> __device__ void finish(int column, const ready& with, const Sums& sums, int r, int lane) const {
+    const int m = matrix_of(column), first = (column - a.first_column[m]) * chunk_columns + 4 * lane;
+    const gemv_args& of = a.of[m];
+    float v[4];
+    sums.row(v, 0, r, with.scale);
+    warp_hadamard(v, lane);
+    float* y = of.y + (static_cast<int64_t>(blockIdx.y) * max_block_rows + r) * of.y_stride + first;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (first + i < of.out) y[i] = v[i] * with.svh[i] + with.bias[i];
   }
 };
 
@@ -96,7 +111,8 @@ int32_t launch_list(std::span<const gemv_args> list, int32_t n_rows, const cuda_
   });
   const listed_columns problem{a};
   with_rate<stored_matrix::codebook::mul1>(list[0].w.rate, [&]<int Rate>() {
-    launch_byte_product<Rate>(problem, shape, (a.n_rows + 7) / 8, lane.counters, lane.on);
+    launch_byte_product<Rate>(problem,
+                              {shape, (a.n_rows + 7) / 8, lane.multiprocessor_shared_bytes, lane.counters, lane.on});
   });
   return a.n_rows;
 }

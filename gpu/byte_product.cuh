@@ -6,7 +6,7 @@
 // the end of a column they share their sums out, so that each has those of one tile: atomics in shared memory cost a
 // clock a lane. Parts of an item are added up in device memory, by the L2, and the block that comes last finishes the
 // item; nothing spins on another block. The kernel may start before the one that packs its rows has ended (programmatic
-// dependent launch): weights depend on nothing, so the ring is filled with them first.
+// dependent launch): weights depend on nothing, so its first stage is filled with them before.
 //
 // Bound by instruction issue on Hopper at K <= 4: 28 instructions for a tile of 256 weights (8 windows of two shifts
 // and a multiply, 2 mma), 13 of them on the multiplier's pipe and 12 on the other, which take one in two clocks. From
@@ -18,20 +18,21 @@
 #include "gpu/async_copy.cuh"
 #include "gpu/band_ring.cuh"
 #include "gpu/byte_rows.cuh"
-#include "gpu/cuda_check.cuh"
-#include "gpu/cuda_lane.h"
+#include "gpu/early_launch.cuh"
 
 namespace troupe {
 
 constexpr int product_threads = 32 * product_warps;
+static_assert(max_block_rows <= product_warps, "a warp finishes a row");
 
 // Problem: what the columns are.
 //   int32_t n_items();             of the line
 //   static constexpr int parts;    columns of an item: item * parts + 0 .. parts - 1
 //   int32_t rows();                bands of a column
 //   const uint32_t* words(column); const uint8_t* codes(column); int32_t n_rows(column);
-//   static constexpr bool early;   columns and weights are known before the kernel before this one has ended
-//   finish(first column, sums, warp, lane): sums.row(v, part, r, packed) gives Q x of row r, 4 columns a lane
+//   fetch_early(column, lane);     what finish() will read of the weights, to the cache
+//   ready prepare(first column, r, lane);  what finishing row r of an item reads, so that it is there in time
+//   finish(first column, ready, sums, r, lane): sums.row(v, part, r, scale) gives Q x of row r, 4 columns a lane
 template <int Rate, int Groups, class Problem> class byte_product {
 public:
   using ring = band_ring<Rate, Groups>;
@@ -72,14 +73,14 @@ public:
   }
 
   // Sums of Q x of row r of part `part` of the finished columns: 4 columns a lane.
-  __device__ __forceinline__ void row(float (&v)[4], int part, int r, const packed_row& of) const {
+  __device__ __forceinline__ void row(float (&v)[4], int part, int r, const row_scale& of) const {
     const int32_t* from = &s_.sums[part][r * padded_row + 4 * lane_];
     // value(s) = step S + (1024 step + bias), S the byte sum (exl3.md 5); in f64, for the two terms nearly cancel.
     constexpr double step = mul1_step, offset = 1024.0 * mul1_step + mul1_bias;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const double all = 254.0 * from[i] + from[chunk_columns + i];
-      v[i] = static_cast<float>((step * all + offset * of.sum()) / 254.0) * of.scale;
+      v[i] = static_cast<float>((step * all + offset * of.sum) / 254.0) * of.scale;
     }
   }
 
@@ -113,26 +114,21 @@ private:
     });
   }
 
-  // The copying warp. In the first round of the ring the weights go ahead of what the kernel before this one packs.
+  // The copying warp. The weights of the first stage go ahead of what the kernel before this one packs. Of no more: a
+  // ring full of them in every block is 20 MB, behind which that kernel's own loads wait, 5 us for 2 (H200).
   __device__ void copy_bands() {
-    if (!Problem::early) wait_for_kernel_before();
-    int stage = 0, pass = 0, n_early = 0;
-    bool is_early = Problem::early;
+    int stage = 0, pass = 0;
+    bool is_early = true; // columns and weights are older than the kernel before this one
     each_column([&](uint32_t column, uint32_t first, uint32_t n) {
       const uint32_t* words = p_.words(column);
+      p_.fetch_early(column, lane_);
       for (uint32_t done = 0; done < n;) {
         const uint32_t bands = min(n - done, static_cast<uint32_t>(ring::stage_bands));
-        if (is_early && pass == 1) { // the ring is full of weights: now their codes
-          wait_for_kernel_before();
-          copy_early_codes(n_early);
-          is_early = false;
-        }
         if (pass > 0) wait(&s_.empty[stage], (pass - 1) & 1);
         copy_weights(stage, words, first + done, bands);
-        if (is_early)
-          ++n_early;
-        else
-          copy_codes(stage, p_.codes(column), first + done, bands);
+        if (is_early) wait_for_kernel_before();
+        is_early = false;
+        copy_codes(stage, p_.codes(column), first + done, bands);
         done += bands;
         if (++stage == ring::n_stages) {
           stage = 0;
@@ -140,25 +136,8 @@ private:
         }
       }
     });
-    if (is_early) {
-      wait_for_kernel_before();
-      copy_early_codes(n_early);
-    }
+    if (is_early) wait_for_kernel_before();
     let_next_kernel_start();
-  }
-
-  // Codes of the first `n_stages` stages, once more along the line.
-  __device__ void copy_early_codes(int n_stages) {
-    int stage = 0;
-    each_column([&](uint32_t column, uint32_t first, uint32_t n) {
-      if (stage == n_stages) return;
-      const uint8_t* codes = p_.codes(column);
-      for (uint32_t done = 0; done < n && stage < n_stages; ++stage) {
-        const uint32_t bands = min(n - done, static_cast<uint32_t>(ring::stage_bands));
-        copy_codes(stage, codes, first + done, bands);
-        done += bands;
-      }
-    });
   }
 
   __device__ __forceinline__ void copy_weights(int stage, const uint32_t* words, uint32_t first, uint32_t n) {
@@ -196,7 +175,7 @@ private:
     int stage = 0;
     uint32_t phase = 0;
     each_item([&](uint32_t item, uint32_t first, uint32_t n) {
-      int4 mine[Problem::parts][Groups] = {};
+      int4 mine[Problem::parts][Groups] = {}; // of more parts than one in local memory: registers are short in the loop
       const int n_rows = p_.n_rows(item * Problem::parts);
       each_part(first, n, [&](int part, uint32_t, uint32_t part_bands) {
         int4 c[Groups][ring::warp_tiles] = {};
@@ -218,10 +197,7 @@ private:
         }
         n_rows <= 2 ? share_out_few(c, n_rows) : share_out(c);
 #pragma unroll
-        for (int p = 0; p < Problem::parts; ++p)
-#pragma unroll
-          for (int g = 0; g < Groups; ++g)
-            if (p == part) mine[p][g] = c[g][0];
+        for (int g = 0; g < Groups; ++g) mine[part][g] = c[g][0];
       });
       hand_in(mine, item, n, n_rows);
     });
@@ -255,6 +231,8 @@ private:
       }
     }
   }
+  // Acquire and release: __threadfence() orders all fences of the device too, which takes longer.
+  static __device__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
   static __device__ void sync_multipliers() { asm volatile("bar.sync 1, %0;" ::"n"(product_threads) : "memory"); }
 
   // The multiplying warps' sums of the block -> c[g][0] those of one tile, of tile_of_warp().
@@ -313,6 +291,9 @@ private:
   // The block's part of an item is whole: adds it to that of the others, and finishes the item if it was the last part.
   __device__ void hand_in(int4 (&mine)[Problem::parts][Groups], uint32_t item, uint32_t n_bands, int n_rows) {
     const uint32_t first = item * Problem::parts;
+    const bool has_row = warp_ < n_rows;
+    typename Problem::ready ready{};
+    if (has_row) ready = p_.prepare(first, warp_, lane_);
     if (n_bands < line_.bands) { // an item that is cut belongs to the block where it begins, which has one such
       const uint32_t owner = line_.block_of(item * line_.bands);
       int32_t* sums = shared_sums_ + static_cast<int64_t>(owner) * (Problem::parts * part_ints) + threadIdx.x;
@@ -325,13 +306,13 @@ private:
       });
       sync_multipliers();
       if (threadIdx.x == 0) {
-        __threadfence(); // and, by the barrier before it, what the other threads added
+        fence_device(); // and, by the barrier before it, what the other threads added
         s_.is_last = atomicAdd(counters_ + owner, n_bands) + n_bands == line_.bands;
         if (s_.is_last) counters_[owner] = 0;
       }
       sync_multipliers();
       if (!s_.is_last) return;
-      __threadfence();
+      fence_device();
       each_word(n_rows, [&](int part, int g, int at) {
         int* v = &mine[part][g].x;
 #pragma unroll
@@ -344,7 +325,7 @@ private:
 #pragma unroll
     for (int part = 0; part < Problem::parts; ++part) show(mine[part], part);
     sync_multipliers();
-    p_.finish(first, *this, warp_, lane_);
+    if (has_row) p_.finish(first, ready, *this, warp_, lane_);
     sync_multipliers();
   }
   // Calls f(part, group, place) for the sums of rows that this thread has four of.
@@ -364,37 +345,5 @@ private:
   int lane_, warp_;
   band_line line_;
 };
-
-// Groups of eight rows stand side by side in the grid, with sums and counters of their own.
-template <int Rate, int Groups, class Problem>
-__global__ void __launch_bounds__(product_threads + 32) __maxnreg__((band_ring<Rate, Groups>::registers))
-    byte_product_kernel(const __grid_constant__ Problem p, uint32_t* zeros) {
-  extern __shared__ __align__(128) uint8_t memory[];
-  using product = byte_product<Rate, Groups, Problem>;
-  constexpr int block_ints = Problem::parts * product::part_ints;
-  auto* sums = reinterpret_cast<int32_t*>(zeros) + static_cast<int64_t>(blockIdx.y) * gridDim.x * block_ints;
-  uint32_t* counters = zeros + static_cast<int64_t>(gridDim.y) * gridDim.x * block_ints + blockIdx.y * gridDim.x;
-  product(p, memory, sums, counters).run();
-}
-
-template <int Rate, int Groups, class Problem>
-void launch_product_groups(const Problem& p, const product_shape& shape, int n_lines, uint32_t* zeros, cuda_stream on) {
-  using product = byte_product<Rate, Groups, Problem>;
-  static_assert(product::part_ints == Groups * product_shape::group_ints);
-  constexpr int bytes = product::shared_bytes();
-  const auto kernel = byte_product_kernel<Rate, Groups, Problem>;
-  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-             "byte product: shared memory");
-  launch_early(kernel, dim3(shape.n_blocks, n_lines), product_threads + 32, bytes, on, "byte product", p, zeros);
-}
-
-// n_lines: groups of eight rows, each a line of its own in blockIdx.y. zeros: n_lines * shape.zeros_a_line(parts).
-template <int Rate, class Problem>
-void launch_byte_product(const Problem& p, const product_shape& shape, int n_lines, uint32_t* zeros, cuda_stream on) {
-  if (shape.n_groups == 1)
-    launch_product_groups<Rate, 1>(p, shape, n_lines, zeros, on);
-  else
-    launch_product_groups<Rate, 2>(p, shape, n_lines, zeros, on);
-}
 
 } // namespace troupe

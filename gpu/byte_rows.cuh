@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/cluster.cuh"
+#include "gpu/early_launch.cuh"
 #include "gpu/trellis_block.cuh"
 
 namespace troupe {
@@ -11,13 +12,18 @@ constexpr int pack_warps = 8, pack_threads = 32 * pack_warps;
 constexpr int most_packed_in = 16384; // inputs: exact int32 sums hold up to 16,576 (exl3.md 9.4)
 constexpr int most_sharers = 8;       // blocks of a cluster that pack a row together
 
-// What a row is multiplied with afterwards.
+// What a row is multiplied with afterwards: value = scale / 254 * (254 i + r) summed, and the sum of all of it.
+struct row_scale {
+  int32_t sum;
+  float scale;
+};
+// The same as its packing leaves it.
 struct alignas(16) packed_row {
   int32_t sums[most_sharers]; // of 254 i + r of each block's part; zeros behind
   float scale;                // q; NaN if the row held a value that is no finite number
-  __device__ __forceinline__ int32_t sum() const {
+  __device__ __forceinline__ row_scale load() const {
     const int4 a = reinterpret_cast<const int4*>(sums)[0], b = reinterpret_cast<const int4*>(sums)[1];
-    return a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w;
+    return {a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w, scale};
   }
 };
 
@@ -48,88 +54,101 @@ template <class F> void with_sharers(int in, int most_cluster, const F& f) {
   f.template operator()<most_packed_in / 128 / pack_warps>(1U);
 }
 
-// Packs row `x` (in_real elements, zeros behind) as row `place` of `codes`. One scale for the whole row, so that sums
-// over any part of k are exact integers in one unit.
-template <int Jobs>
-__device__ __forceinline__ void pack_row(const float* x, int in_real, int in, const uint16_t* suh, uint8_t* codes,
-                                         int groups, int place, packed_row* to, const row_sharer& me) {
-  __shared__ uint32_t tops[most_sharers * pack_warps]; // of all warps of the cluster
-  __shared__ int32_t sums[pack_warps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_blocks = in / 128;
-  const int first_job = me.rank * pack_warps + warp, n_warps = me.n * pack_warps;
-  const bool in_fours = in_real == in && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-  float v[Jobs][4];
-  uint2 signs[Jobs]; // suh of the same elements
-  uint32_t top = 0;
+// Packs a row in two steps: suh is loaded at once, for weights depend on no kernel before; the row when it is there.
+template <int Jobs> class packing_row {
+public:
+  __device__ __forceinline__ packing_row(const uint16_t* suh, int in, const row_sharer& me)
+      : me_(me), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32), n_blocks_(in / 128),
+        first_job_(me.rank * pack_warps + warp_), n_warps_(me.n * pack_warps) {
 #pragma unroll
-  for (int j = 0; j < Jobs; ++j) {
-    const int block = first_job + j * n_warps, first = block * 128 + lane * 4;
-    if (block >= n_blocks) break;
-    if (in_fours) {
-      const float4 four = *reinterpret_cast<const float4*>(x + first);
-      v[j][0] = four.x, v[j][1] = four.y, v[j][2] = four.z, v[j][3] = four.w;
+    for (int j = 0; j < Jobs; ++j) {
+      const int block = first_job_ + j * n_warps_;
+      if (block < n_blocks_) signs_[j] = *reinterpret_cast<const uint2*>(suh + block * 128 + lane_ * 4);
+    }
+  }
+  // Row `x` (in_real elements, zeros behind) as row `place` of `codes`. One scale for the whole row, so that sums over
+  // any part of k are exact integers in one unit.
+  __device__ __forceinline__ void pack(const float* x, int in_real, uint8_t* codes, int groups, int place,
+                                       packed_row* to) {
+    __shared__ uint32_t tops[most_sharers * pack_warps]; // of all warps of the cluster
+    __shared__ int32_t sums[pack_warps];
+    const bool in_fours = in_real == n_blocks_ * 128 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    float v[Jobs][4];
+    uint32_t top = 0;
+#pragma unroll
+    for (int j = 0; j < Jobs; ++j) {
+      const int block = first_job_ + j * n_warps_, first = block * 128 + lane_ * 4;
+      if (block >= n_blocks_) break;
+      if (in_fours) {
+        const float4 four = *reinterpret_cast<const float4*>(x + first);
+        v[j][0] = four.x, v[j][1] = four.y, v[j][2] = four.z, v[j][3] = four.w;
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[j][i] = first + i < in_real ? x[first + i] : 0.0F;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < Jobs; ++j) {
+      if (first_job_ + j * n_warps_ >= n_blocks_) break;
+      v[j][0] *= f16_bits(static_cast<uint16_t>(signs_[j].x));
+      v[j][1] *= f16_bits(static_cast<uint16_t>(signs_[j].x >> 16));
+      v[j][2] *= f16_bits(static_cast<uint16_t>(signs_[j].y));
+      v[j][3] *= f16_bits(static_cast<uint16_t>(signs_[j].y >> 16));
+      warp_hadamard(v[j], lane_);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) top = max(top, __float_as_uint(v[j][i]) & 0x7FFFFFFFU);
+    }
+    top = __reduce_max_sync(0xFFFFFFFF, top);
+    if (me_.n > 1) {
+      cluster_wait(); // for their begin
+      if (lane_ < me_.n) store_in_block(lane_, &tops[first_job_], top);
+      cluster_arrive();
+      cluster_wait();
     } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[j][i] = first + i < in_real ? x[first + i] : 0.0F;
+      if (lane_ == 0) tops[warp_] = top;
+      __syncthreads();
     }
-    signs[j] = *reinterpret_cast<const uint2*>(suh + first);
-  }
+    for (int i = lane_; i < n_warps_; i += 32) top = max(top, tops[i]);
+    top = __reduce_max_sync(0xFFFFFFFF, top);
+    const float largest = __uint_as_float(top);
+    const bool finite = largest < INFINITY; // false for NaN too
+    const float by = finite && largest > 0 ? 127.0F / largest : 0.0F;
+    int32_t sum = 0;
 #pragma unroll
-  for (int j = 0; j < Jobs; ++j) {
-    if (first_job + j * n_warps >= n_blocks) break;
-    v[j][0] *= f16_bits(static_cast<uint16_t>(signs[j].x));
-    v[j][1] *= f16_bits(static_cast<uint16_t>(signs[j].x >> 16));
-    v[j][2] *= f16_bits(static_cast<uint16_t>(signs[j].y));
-    v[j][3] *= f16_bits(static_cast<uint16_t>(signs[j].y >> 16));
-    warp_hadamard(v[j], lane);
+    for (int j = 0; j < Jobs; ++j) {
+      const int block = first_job_ + j * n_warps_;
+      if (block >= n_blocks_) break;
+      uint32_t main = 0, rest = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) top = max(top, __float_as_uint(v[j][i]) & 0x7FFFFFFFU);
-  }
-  top = __reduce_max_sync(0xFFFFFFFF, top);
-  if (me.n > 1) {
-    cluster_wait(); // for their begin
-    if (lane < me.n) store_in_block(lane, &tops[first_job], top);
-    cluster_arrive();
-    cluster_wait();
-  } else {
-    if (lane == 0) tops[warp] = top;
+      for (int i = 0; i < 4; ++i) {
+        const float t = finite ? v[j][i] * by : 0.0F;
+        const int32_t a = max(-127, min(127, __float2int_rn(t)));
+        const int32_t r = max(-127, min(127, __float2int_rn((t - static_cast<float>(a)) * 254.0F)));
+        sum += 254 * a + r;
+        main |= static_cast<uint32_t>(a & 255) << (8 * i);
+        rest |= static_cast<uint32_t>(r & 255) << (8 * i);
+      }
+      // Four lanes have 16 main terms and 16 rests of a tile row, which lie as 32 bytes: 8 of them each.
+      const int tile = block * 8 + lane_ / 4, quarter = lane_ % 4;
+      const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, quarter < 2 ? rest : main, 2);
+      const uint32_t low = quarter < 2 ? main : other, high = quarter < 2 ? other : rest;
+      uint8_t* at = codes + (tile * groups + place / 4) * 128 + place % 4 * 32 + 8 * quarter;
+      *reinterpret_cast<uint2*>(at) = {__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632)};
+    }
+    sum = __reduce_add_sync(0xFFFFFFFF, sum);
+    if (lane_ == 0) sums[warp_] = sum;
     __syncthreads();
+    if (warp_ > 0) return;
+    sum = __reduce_add_sync(0xFFFFFFFF, lane_ < pack_warps ? sums[lane_] : 0);
+    if (lane_ == me_.rank || (me_.rank == 0 && lane_ >= me_.n && lane_ < most_sharers))
+      to->sums[lane_] = lane_ == me_.rank ? sum : 0;
+    if (lane_ == 0 && me_.rank == 0) to->scale = finite ? largest / 127.0F : NAN;
   }
-  for (int i = lane; i < n_warps; i += 32) top = max(top, tops[i]);
-  top = __reduce_max_sync(0xFFFFFFFF, top);
-  const float largest = __uint_as_float(top);
-  const bool finite = largest < INFINITY; // false for NaN too
-  const float by = finite && largest > 0 ? 127.0F / largest : 0.0F;
-  int32_t sum = 0;
-#pragma unroll
-  for (int j = 0; j < Jobs; ++j) {
-    const int block = first_job + j * n_warps;
-    if (block >= n_blocks) break;
-    uint32_t main = 0, rest = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float t = finite ? v[j][i] * by : 0.0F;
-      const int32_t a = max(-127, min(127, __float2int_rn(t)));
-      const int32_t r = max(-127, min(127, __float2int_rn((t - static_cast<float>(a)) * 254.0F)));
-      sum += 254 * a + r;
-      main |= static_cast<uint32_t>(a & 255) << (8 * i);
-      rest |= static_cast<uint32_t>(r & 255) << (8 * i);
-    }
-    // Four lanes have 16 main terms and 16 rests of a tile row, which lie as 32 bytes: 8 of them each.
-    const int tile = block * 8 + lane / 4, quarter = lane % 4;
-    const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, quarter < 2 ? rest : main, 2);
-    const uint32_t low = quarter < 2 ? main : other, high = quarter < 2 ? other : rest;
-    uint8_t* at = codes + (tile * groups + place / 4) * 128 + place % 4 * 32 + 8 * quarter;
-    *reinterpret_cast<uint2*>(at) = {__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632)};
-  }
-  sum = __reduce_add_sync(0xFFFFFFFF, sum);
-  if (lane == 0) sums[warp] = sum;
-  __syncthreads();
-  if (warp > 0) return;
-  sum = __reduce_add_sync(0xFFFFFFFF, lane < pack_warps ? sums[lane] : 0);
-  if (lane == me.rank || (me.rank == 0 && lane >= me.n && lane < most_sharers))
-    to->sums[lane] = lane == me.rank ? sum : 0;
-  if (lane == 0 && me.rank == 0) to->scale = finite ? largest / 127.0F : NAN;
-}
+
+private:
+  const row_sharer& me_;
+  int lane_, warp_, n_blocks_, first_job_, n_warps_;
+  uint2 signs_[Jobs]; // suh of the elements that this thread has
+};
 
 } // namespace troupe

@@ -14,25 +14,26 @@ namespace {
 constexpr int64_t max_dim = 1024;
 constexpr int64_t heads_of_block = 8; // 64 heads of one decode row are eight blocks
 
-// Bound by the bytes of the rotated parts. A block owns `heads_of_block` heads of a row: its first threads make the
-// sines and cosines, with the argument reduced in full (position times frequency reaches a million), then thread (x, y)
-// turns pairs x, x + blockDim.x, .. of heads y, y + blockDim.y, ..
+// Bound by the bytes of the rotated parts, few rows by latency: positions are older than the kernel before this
+// one, so the sines of a block's first row are made before that has ended. A block owns `heads_of_block` heads of a
+// row: its first threads make the sines and cosines, with the argument reduced in full (position times frequency
+// reaches a million), then thread (x, y) turns pairs x, x + blockDim.x, .. of heads y, y + blockDim.y, ..
 template <bool Pairs>
 __global__ void __launch_bounds__(256) rope_kernel(float* x, const int64_t* positions, const float* frequencies,
                                                    int64_t n_rows, int64_t heads, int64_t dim, int n, bool inverse) {
-  begin_in_turn();
   __shared__ float2 turn[max_dim / 2];
   const int64_t first_head = static_cast<int64_t>(blockIdx.x) * heads_of_block;
   const int64_t end_head = first_head + heads_of_block < heads ? first_head + heads_of_block : heads;
   const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   for (int64_t r = blockIdx.y; r < n_rows; r += gridDim.y) {
     const int64_t t = positions[r];
-    if (t < 0) continue;
-    for (int p = thread; p < n; p += static_cast<int>(blockDim.x * blockDim.y)) {
+    for (int p = thread; t >= 0 && p < n; p += static_cast<int>(blockDim.x * blockDim.y)) {
       float sine, cosine;
       sincosf(static_cast<float>(t) * frequencies[p], &sine, &cosine);
       turn[p] = make_float2(cosine, inverse ? -sine : sine);
     }
+    if (r == blockIdx.y) begin_in_turn();
+    if (t < 0) continue;
     __syncthreads();
     for (int64_t head = first_head + threadIdx.y; head < end_head; head += blockDim.y)
       for (int p = static_cast<int>(threadIdx.x); p < n; p += static_cast<int>(blockDim.x)) {

@@ -38,6 +38,7 @@ public:
     name_ = "cuda " + std::to_string(device_) + ", " + properties.name;
     lane_.on = stream_.get();
     lane_.n_multiprocessors = properties.multiProcessorCount;
+    lane_.multiprocessor_shared_bytes = static_cast<int32_t>(properties.sharedMemPerMultiprocessor);
     lane_.most_cluster = byte_form_cluster();
     lane_.has_wgmma = lane_.has_few_attention = lane_.has_prompt_attention =
         properties.major == 9 && properties.minor == 0;
@@ -235,6 +236,11 @@ public:
   void meet() override {
     if (std::exchange(has_side_work_, false)) cuda_check(cudaStreamWaitEvent(lane().on, join_.get(), 0), "meet");
   }
+  std::unique_ptr<mailbox> make_mailbox(int64_t n_bytes, const std::string& what) override {
+    return make_cuda_mailbox(n_bytes, what, lane());
+  }
+  void receive(std::span<const tensor> to, const mailbox& from) override { receive_cuda(to, from, lane()); }
+  bool runs_ahead() const override { return true; }
   bool can_capture() const override { return n_ranks() == 1; }
   std::unique_ptr<graph> capture(std::function<void()> work) override {
     cudaGraph_t recorded = nullptr;

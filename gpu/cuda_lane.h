@@ -20,6 +20,7 @@ struct cuda_lane {
   uint32_t* counters = nullptr; // device memory, all zero between operations: each leaves what it found
   int64_t n_counters = 0;
   int32_t n_multiprocessors = 0;
+  int32_t multiprocessor_shared_bytes = 0;
   int32_t most_cluster = 1; // byte_form_cluster()
   // Integer products of mul1 matrices that the self-check found wrong, bit r: rate r. The f16 form serves them.
   uint32_t parked_linears = 0, parked_experts = 0;

@@ -24,6 +24,10 @@ void place_anchors_cuda(const anchor_args&, const cuda_lane&);
 // arg_max.cu
 void arg_max_cuda(tensor ids, tensor x, tensor x_rows, tensor y, const cuda_lane&);
 
+// mailbox.cu
+std::unique_ptr<mailbox> make_cuda_mailbox(int64_t n_bytes, const std::string& what, const cuda_lane&); // allocates
+void receive_cuda(std::span<const tensor> to, const mailbox& from, const cuda_lane&);
+
 // norm.cu, mix.cu, formats.cu
 void rms_norm_cuda(tensor y, tensor x, tensor weight, float eps, const cuda_lane&);
 void mix_coefficients_cuda(const mix_args&, tensor z, const cuda_lane&); // z (R, (2 + M) M) = fn v, not yet normed

@@ -1,6 +1,6 @@
 // Programmatic dependent launch: a kernel may start before the one before it in the stream has ended, so that its
-// launch and start cost nothing; what it reads or writes of device memory waits for that end. Before sm_90 it starts
-// after it.
+// launch and start cost nothing; what that one writes, and whatever it writes itself, waits for that end. Before sm_90
+// it starts after it.
 #pragma once
 
 #include "gpu/cuda_check.cuh"
@@ -19,11 +19,21 @@ __device__ __forceinline__ void let_next_kernel_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// First statement of a kernel that overlaps with its neighbours by launch and start only. In this order: what starts
-// early behind it may rely on everything before it.
+// Of a kernel that overlaps with its neighbours by launch and start. In this order: what starts early behind it may
+// rely on everything before it. Before it a kernel touches only what the kernel directly before does not write:
+// weights, inputs of the step, what an earlier kernel than that one has made.
 __device__ __forceinline__ void begin_in_turn() {
   wait_for_kernel_before();
   let_next_kernel_start();
+}
+
+// Asks the L2 cache for the line of 128 bytes at `at`. Weights depend on no kernel, so one asks for them before it
+// waits for the one before it: memory answers after 0.8 us, the cache after 0.3 (H200).
+__device__ __forceinline__ void fetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+// Of `size_bytes` from `from`, by threads `thread` of `n_threads`.
+__device__ __forceinline__ void fetch_lines(const void* from, int64_t size_bytes, int thread, int n_threads) {
+  const auto* bytes = static_cast<const uint8_t*>(from);
+  for (int64_t at = thread * int64_t{128}; at < size_bytes; at += n_threads * int64_t{128}) fetch_line(bytes + at);
 }
 
 // Launches a kernel all of whose threads call wait_for_kernel_before, in clusters of so many blocks along x, and checks

@@ -26,6 +26,18 @@ public:
   std::function<void()> work;
 };
 
+class host_mailbox final : public mailbox {
+public:
+  static constexpr int64_t flag_bytes = 64; // a cache line of its own
+  explicit host_mailbox(host_memory memory)
+      : mailbox(reinterpret_cast<uint32_t*>(memory.data()),
+                std::span(memory.data(), static_cast<size_t>(memory.size_bytes())).subspan(flag_bytes)),
+        memory_(std::move(memory)) {}
+
+private:
+  host_memory memory_;
+};
+
 int64_t row_bytes(const tensor& t) { return t.row_elements() * size_bytes(t.type); }
 
 } // namespace
@@ -289,6 +301,21 @@ void host_backend::silu_mul(tensor y, tensor gate_up) {
     silu_mul_fast(*fast_, y, gate_up);
   else
     silu_mul_host(y, gate_up);
+}
+
+std::unique_ptr<mailbox> host_backend::make_mailbox(int64_t n_bytes, const std::string& what) {
+  return std::make_unique<host_mailbox>(host_memory(account_, host_mailbox::flag_bytes + n_bytes, what));
+}
+
+void host_backend::receive(std::span<const tensor> to, const mailbox& from) {
+  TROUPE_CHECK(from.is_posted(), "nobody posts while the host runs an operation");
+  int64_t at = 0;
+  for (const tensor& t : to) {
+    const int64_t n_bytes = t.size_bytes();
+    TROUPE_CHECK(at + n_bytes <= static_cast<int64_t>(from.bytes().size()), "a mailbox holds all that is received");
+    if (n_bytes > 0) std::memcpy(t.data, from.bytes().data() + at, static_cast<size_t>(n_bytes));
+    at = mailbox::behind(at, n_bytes);
+  }
 }
 
 std::unique_ptr<graph> host_backend::capture(std::function<void()> work) {

@@ -11,7 +11,7 @@
 
 namespace troupe {
 
-class host_backend final : public backend {
+class host_backend : public backend {
 public:
   explicit host_backend(const host_backend_config& config);
   ~host_backend() override;
@@ -66,6 +66,10 @@ public:
   void attention_full(tensor o, tensor q, tensor k, tensor v, float scale) override;
   void gelu(tensor x) override;
   void silu_mul(tensor y, tensor gate_up) override;
+
+  std::unique_ptr<mailbox> make_mailbox(int64_t n_bytes, const std::string& what) override;
+  void receive(std::span<const tensor> to, const mailbox& from) override;
+  bool runs_ahead() const override { return false; }
 
   bool can_capture() const override { return true; }
   std::unique_ptr<graph> capture(std::function<void()> work) override;

@@ -175,25 +175,32 @@ constexpr int held_fours = 2; // of a thread
 template <int Max, bool Fours>
 __global__ void __launch_bounds__(768)
     fold_norm_kernel(float* x, const float* h, const float* pre, const float* weight, int m, int64_t dim, float eps) {
+  fetch_lines(weight, dim * 4, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
   begin_in_turn();
   __shared__ float shared[1][device::max_warps];
   const int64_t r = blockIdx.x, first = 4 * threadIdx.x, step = 4 * blockDim.x;
-  float4 in[held_fours][Max], held[held_fours];
+  float4 in[held_fours][Max], held[held_fours], w[held_fours];
+  float share[Max]; // as all that is read, it is on its way at once
 #pragma unroll
-  for (int j = 0; j < held_fours; ++j)
+  for (int k = 0; k < Max; ++k)
+    if (k < m) share[k] = pre[r * m + k];
+#pragma unroll
+  for (int j = 0; j < held_fours; ++j) {
+    if (first + j * step >= dim) break;
 #pragma unroll
     for (int k = 0; k < Max; ++k)
-      if (k < m && first + j * step < dim)
-        in[j][k] = device::load_four<Fours>(h + (r * m + k) * dim, first + j * step, dim);
+      if (k < m) in[j][k] = device::load_four<Fours>(h + (r * m + k) * dim, first + j * step, dim);
+    w[j] = device::load_four<Fours>(weight, first + j * step, dim);
+  }
   float sum[1] = {0};
 #pragma unroll
   for (int j = 0; j < held_fours; ++j) {
     if (first + j * step >= dim) break;
-    const float by = pre[r * m];
+    const float by = share[0];
     held[j] = device::each_of(in[j][0], [=](float v) { return by * v; });
 #pragma unroll
     for (int k = 1; k < Max; ++k)
-      if (k < m) held[j] = device::fused(pre[r * m + k], in[j][k], held[j]);
+      if (k < m) held[j] = device::fused(share[k], in[j][k], held[j]);
     sum[0] = device::fused_squares(held[j], sum[0]);
   }
   device::block_sums(sum, shared);
@@ -202,9 +209,8 @@ __global__ void __launch_bounds__(768)
   for (int j = 0; j < held_fours; ++j) {
     const int64_t i = first + j * step;
     if (i >= dim) break;
-    const float4 w = device::load_four<Fours>(weight, i, dim);
     device::store_four<Fours>(x + r * dim, i, dim,
-                              device::each_of(w, held[j], [=](float a, float b) { return a * (b * by); }));
+                              device::each_of(w[j], held[j], [=](float a, float b) { return a * (b * by); }));
   }
 }
 

@@ -68,6 +68,52 @@ __global__ void __launch_bounds__(plan_threads) plan_runs_kernel(moe_args a) {
   }
 }
 
+// The same runs of up to 64 pairs, by one warp.
+constexpr int most_few_pairs = 64;
+__global__ void __launch_bounds__(32) few_runs_kernel(moe_args a) {
+  begin_in_turn();
+  const int n_pairs = a.rows * a.k, lane = threadIdx.x;
+  int expert[2], at[2] = {}, n[2] = {}, run[2] = {}, first[2] = {}, order[2]; // of pairs lane and lane + 32
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int p = 32 * h + lane, e = p < n_pairs ? a.ids[p] - a.first : -1;
+    expert[h] = e >= 0 && e < a.n_experts ? e : -1;
+  }
+  for (int i = 0; i < n_pairs; ++i) {
+    const int e = __shfl_sync(0xFFFFFFFF, i < 32 ? expert[0] : expert[1], i % 32);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      n[h] += e == expert[h] ? 1 : 0;
+      at[h] += e == expert[h] && i < 32 * h + lane ? 1 : 0;
+      first[h] += e >= 0 && e < expert[h] ? 1 : 0;
+    }
+  }
+  // Pairs that begin a run, in the order of runs.
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    order[h] = expert[h] >= 0 && at[h] % a.run_rows == 0 ? expert[h] * most_few_pairs + at[h] : INT32_MAX;
+  for (int i = 0; i < n_pairs; ++i) {
+    const int o = __shfl_sync(0xFFFFFFFF, i < 32 ? order[0] : order[1], i % 32);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) run[h] += o < expert[h] * most_few_pairs + at[h] / a.run_rows * a.run_rows ? 1 : 0;
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int p = 32 * h + lane;
+    if (p < n_pairs) a.list.places[p] = expert[h] >= 0 ? run_place{run[h], at[h] % a.run_rows} : run_place{-1, 0};
+    if (p >= n_pairs || expert[h] < 0) continue;
+    expert_run& of = a.list.runs[run[h]];
+    of.pair[at[h] % a.run_rows] = p;
+    if (at[h] % a.run_rows != 0) continue;
+    of.expert = expert[h];
+    of.first = first[h] + at[h];
+    of.n_pairs = min(n[h] - at[h], a.run_rows);
+  }
+  const int n_runs = __popc(__ballot_sync(0xFFFFFFFF, order[0] != INT32_MAX)) +
+                     __popc(__ballot_sync(0xFFFFFFFF, order[1] != INT32_MAX));
+  if (lane == 0) *a.list.n_runs = n_runs;
+}
+
 // A warp owns one element of the hidden row of one pair. Grid (width / 8, pairs).
 template <plain_view::format How> __global__ void __launch_bounds__(32 * plain_warps) plain_gate_up_kernel(moe_args a) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * plain_warps + threadIdx.x / 32, pair = blockIdx.y;
@@ -93,13 +139,28 @@ template <plain_view::format How> __global__ void __launch_bounds__(32 * plain_w
 
 // Slots of other ranks are left out; their outputs were never written.
 __global__ void sum_slots_kernel(moe_args a) {
-  begin_in_turn();
+  constexpr int batch = 8; // outputs on their way together
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, row = blockIdx.y;
+  const auto is_here = [&](int slot) { // ids are older than the kernel before this one
+    const int e = slot < a.k ? a.ids[row * a.k + slot] - a.first : -1;
+    return e >= 0 && e < a.n_experts;
+  };
+  bool here[batch];
+#pragma unroll
+  for (int j = 0; j < batch; ++j) here[j] = is_here(j);
+  begin_in_turn();
   if (i >= a.dim) return;
   float sum = 0;
-  for (int slot = 0; slot < a.k; ++slot) {
-    const int e = a.ids[row * a.k + slot] - a.first;
-    if (e >= 0 && e < a.n_experts) sum += a.outputs[(row * a.k + slot) * a.dim + i];
+  for (int slot = 0; slot < a.k; slot += batch) {
+    float v[batch];
+#pragma unroll
+    for (int j = 0; j < batch; ++j) {
+      if (slot > 0) here[j] = is_here(slot + j);
+      if (here[j]) v[j] = a.outputs[(row * a.k + slot + j) * a.dim + i];
+    }
+#pragma unroll
+    for (int j = 0; j < batch; ++j)
+      if (here[j]) sum += v[j];
   }
   a.y[row * a.dim + i] = sum;
 }
@@ -144,7 +205,10 @@ int64_t cut_buffers(moe_args& a, const cuda_lane& lane, const cuda_expert_set& s
 
 void trellis_experts(const moe_args& a, const cuda_expert_set& set, const cuda_lane& lane) {
   const cuda_stream on = lane.on;
-  launch_early(plan_runs_kernel, 1, plan_threads, 0, on, "experts: runs", a);
+  if (a.rows * a.k <= most_few_pairs)
+    launch_early(few_runs_kernel, 1, 32, 0, on, "experts: runs", a);
+  else
+    launch_early(plan_runs_kernel, 1, plan_threads, 0, on, "experts: runs", a);
   using book = stored_matrix::codebook;
   const int32_t up = set.gate.trellis.rate, down = set.down.trellis.rate;
   if (uses_bytes(set, lane)) {
@@ -194,6 +258,7 @@ void experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor ids, te
   a.limit = limit;
   a.table = set.table;
   a.n_multiprocessors = lane.n_multiprocessors;
+  a.multiprocessor_shared_bytes = lane.multiprocessor_shared_bytes;
   a.most_cluster = lane.most_cluster;
   // Counters: a run has one for each chunk of either product. 65535: the grid's third dimension.
   const int64_t chunks = std::max(padded_chunks(a.dim), padded_chunks(a.width));

@@ -1,8 +1,8 @@
 // The two products of EXL3 experts of codebook mul1: pack the rows of every run, multiply.       Spec:
 // exl3.md 10.3, 13.2.
-#include "gpu/byte_product.cuh"
 #include "gpu/gated.cuh"
 #include "gpu/moe_cuda.h"
+#include "gpu/product_launch.cuh"
 
 namespace troupe {
 namespace {
@@ -19,26 +19,32 @@ struct run_codes {
   __device__ packed_row* row(int run, int which, int r) const { return packed + (run * n + which) * max_run_rows + r; }
 };
 
+// svh of stored columns, of which there are whole chunks.
+__device__ __forceinline__ uint2 four_halves(const uint16_t* at) { return *reinterpret_cast<const uint2*>(at); }
+__device__ __forceinline__ float half_of(uint2 four, int i) {
+  return f16_bits(static_cast<uint16_t>((i < 2 ? four.x : four.y) >> (16 * (i % 2))));
+}
+
 // Grid (pairs, a cluster each; matrices): the row of a pair for each of its matrices.
 template <int First, int Jobs>
 __global__ void __launch_bounds__(pack_threads) pack_runs_kernel(moe_args a, run_codes to, int n_sharers) {
   const row_sharer me(blockIdx.x, n_sharers);
-  begin_in_turn();
   const int which = blockIdx.y, pair = static_cast<int>(blockIdx.x) / n_sharers;
-  const int expert = a.ids[pair] - a.first; // that of its run, which takes a read more
-  const run_place place = a.list.places[pair];
-  if (place.run < 0) return;
+  // Ids are older than the kernel before this one, which made the runs or multiplied them.
+  const int expert = a.ids[pair] - a.first;
+  if (expert < 0 || expert >= a.n_experts) return begin_in_turn();
   const matrix_view& m = a.table[expert * 3 + First + which];
   const float* x =
       First == 0 ? a.x + static_cast<int64_t>(pair / a.k) * a.dim : a.hidden + static_cast<int64_t>(pair) * a.width;
-  pack_row<Jobs>(x, m.in, m.trellis.in, m.trellis.suh, to.of(place.run, which), to.groups, place.at,
-                 to.row(place.run, which, place.at), me);
+  packing_row<Jobs> row(m.trellis.suh, m.trellis.in, me);
+  begin_in_turn();
+  const run_place place = a.list.places[pair];
+  row.pack(x, m.in, to.of(place.run, which), to.groups, place.at, to.row(place.run, which, place.at));
 }
 
 // Columns (run, chunk of the width, gate or up); a chunk's two are finished together.
 struct gate_up_columns {
   static constexpr int parts = 2;
-  static constexpr bool early = true;
   moe_args a;
   run_codes from;
   int32_t chunks, rate;
@@ -55,30 +61,43 @@ struct gate_up_columns {
   __device__ int32_t n_rows(int column) const { return a.list.runs[run_of(column)].n_pairs; }
   __device__ const uint8_t* codes(int column) const { return from.of(run_of(column), column % 2); }
 
-  template <class Sums> __device__ void finish(int column, const Sums& sums, int warp, int lane) const {
+  __device__ void fetch_early(int column, int lane) const {
+    if (lane < 2) fetch_line(matrix(column).svh + column / 2 % chunks * chunk_columns + lane * 64);
+  }
+  struct ready {
+    row_scale gate, up;
+    uint2 gate_svh, up_svh; // four f16 each
+    int32_t pair;
+    float weight;
+  };
+  __device__ ready prepare(int column, int r, int lane) const {
     const int run = run_of(column), first = column / 2 % chunks * chunk_columns + 4 * lane;
-    const uint16_t *gate_svh = matrix(column).svh + first, *up_svh = matrix(column + 1).svh + first;
-    for (int r = warp; r < n_rows(column); r += product_warps) {
-      float g[4], u[4];
-      sums.row(g, 0, r, *from.row(run, 0, r));
-      sums.row(u, 1, r, *from.row(run, 1, r));
-      warp_hadamard(g, lane);
-      warp_hadamard(u, lane);
-      const int pair = a.list.runs[run].pair[r];
-      float* to = a.hidden + static_cast<int64_t>(pair) * a.width + first;
-      const float weight = a.weights[pair];
+    const int32_t pair = a.list.runs[run].pair[r];
+    return {from.row(run, 0, r)->load(),
+            from.row(run, 1, r)->load(),
+            four_halves(matrix(column).svh + first),
+            four_halves(matrix(column + 1).svh + first),
+            pair,
+            a.weights[pair]};
+  }
+  template <class Sums> __device__ void finish(int column, const ready& with, const Sums& sums, int r, int lane) const {
+    const int first = column / 2 % chunks * chunk_columns + 4 * lane;
+    float g[4], u[4];
+    sums.row(g, 0, r, with.gate);
+    sums.row(u, 1, r, with.up);
+    warp_hadamard(g, lane);
+    warp_hadamard(u, lane);
+    float* to = a.hidden + static_cast<int64_t>(with.pair) * a.width + first;
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (first + i < a.width)
-          to[i] = gated(g[i] * f16_bits(gate_svh[i]), u[i] * f16_bits(up_svh[i]), weight, a.limit);
-    }
+    for (int i = 0; i < 4; ++i)
+      if (first + i < a.width)
+        to[i] = gated(g[i] * half_of(with.gate_svh, i), u[i] * half_of(with.up_svh, i), with.weight, a.limit);
   }
 };
 
 // Columns (run, chunk of the model's width).
 struct down_columns {
   static constexpr int parts = 1;
-  static constexpr bool early = true;
   moe_args a;
   run_codes from;
   int32_t chunks, rate;
@@ -94,18 +113,27 @@ struct down_columns {
   __device__ int32_t n_rows(int column) const { return a.list.runs[column / chunks].n_pairs; }
   __device__ const uint8_t* codes(int column) const { return from.of(column / chunks, 0); }
 
-  template <class Sums> __device__ void finish(int column, const Sums& sums, int warp, int lane) const {
+  __device__ void fetch_early(int column, int lane) const {
+    if (lane < 2) fetch_line(matrix(column).svh + column % chunks * chunk_columns + lane * 64);
+  }
+  struct ready {
+    row_scale scale;
+    uint2 svh; // four f16
+    int32_t pair;
+  };
+  __device__ ready prepare(int column, int r, int lane) const {
     const int run = column / chunks, first = column % chunks * chunk_columns + 4 * lane;
-    const uint16_t* svh = matrix(column).svh + first;
-    for (int r = warp; r < n_rows(column); r += product_warps) {
-      float v[4];
-      sums.row(v, 0, r, *from.row(run, 0, r));
-      warp_hadamard(v, lane);
-      float* to = a.outputs + static_cast<int64_t>(a.list.runs[run].pair[r]) * a.dim + first;
+    return {from.row(run, 0, r)->load(), four_halves(matrix(column).svh + first), a.list.runs[run].pair[r]};
+  }
+  template <class Sums> __device__ void finish(int column, const ready& with, const Sums& sums, int r, int lane) const {
+    const int first = column % chunks * chunk_columns + 4 * lane;
+    float v[4];
+    sums.row(v, 0, r, with.scale);
+    warp_hadamard(v, lane);
+    float* to = a.outputs + static_cast<int64_t>(with.pair) * a.dim + first;
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (first + i < a.dim) to[i] = v[i] * f16_bits(svh[i]);
-    }
+    for (int i = 0; i < 4; ++i)
+      if (first + i < a.dim) to[i] = v[i] * half_of(with.svh, i);
   }
 };
 
@@ -136,8 +164,9 @@ void multiply_runs(const moe_args& a, const run_buffers& b, const Columns& colum
                     0, on, "experts: pack", a, b.codes, static_cast<int>(n_sharers));
   });
   TROUPE_CHECK(b.shape.zeros_a_line(Columns::parts) <= a.n_counters, "a lane holds the sums of any line");
-  with_rate<stored_matrix::codebook::mul1>(
-      rate, [&]<int Rate>() { launch_byte_product<Rate>(columns, b.shape, 1, a.counters, on); });
+  with_rate<stored_matrix::codebook::mul1>(rate, [&]<int Rate>() {
+    launch_byte_product<Rate>(columns, {b.shape, 1, a.multiprocessor_shared_bytes, a.counters, on});
+  });
 }
 
 } // namespace

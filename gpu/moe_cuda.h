@@ -21,7 +21,7 @@ struct run_place {
   int32_t run, at;
 };
 
-// In device memory, made by plan_runs.
+// In device memory, made by plan_runs or few_runs.
 struct run_list {
   int32_t* n_runs = nullptr;
   expert_run* runs = nullptr;  // room for one run a pair
@@ -42,8 +42,8 @@ struct moe_args {
   float* partial = nullptr;     // (sorted pairs, chunks, parts, 128) of the larger of the two products
   uint32_t* counters = nullptr; // of the lane
   int64_t n_counters = 0;
-  int32_t n_multiprocessors = 0, most_cluster = 1;
-  int32_t run_rows = max_run_rows; // rows of a run at most: 4 or 8
+  int32_t n_multiprocessors = 0, multiprocessor_shared_bytes = 0, most_cluster = 1; // of the lane
+  int32_t run_rows = max_run_rows;                                                  // rows of a run at most: 4 or 8
 };
 
 // No more runs than pairs, nor than one an expert and one for each full one.

@@ -45,12 +45,16 @@ template <bool Fours> __device__ __forceinline__ void load_inputs(float (&v)[4],
 // bytes of W where W is large, by latency for mHC's 24 outputs: hence as many warps to an output as it has slices.
 template <plain_view::format How, int Rows, bool Fours>
 __global__ void __launch_bounds__(32 * plain_slices::most) few_rows_kernel(plain_product p) {
-  begin_in_turn();
   __shared__ float parts[plain_slices::most][Rows];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp % p.slices.n;
   const int first_out = static_cast<int>(blockIdx.x) * p.outs, n = first_out + warp / p.slices.n;
   const int begin = slice * p.slices.inputs + 4 * lane;
   const int end = n < p.out ? min(p.in, (slice + 1) * p.slices.inputs) : 0;
+  const int64_t first_weight = static_cast<int64_t>(n) * p.in + slice * p.slices.inputs;
+  if (end > 0)
+    fetch_lines(static_cast<const uint8_t*>(p.m.weight) + first_weight * element_bits<How> / 8,
+                static_cast<int64_t>(end - slice * p.slices.inputs) * element_bits<How> / 8, lane, 32);
+  begin_in_turn();
   for (int64_t first = static_cast<int64_t>(blockIdx.y) * Rows; first < p.rows;
        first += static_cast<int64_t>(gridDim.y) * Rows) {
     const int n_rows = static_cast<int>(min(static_cast<int64_t>(Rows), p.rows - first));

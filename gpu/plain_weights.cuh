@@ -28,6 +28,12 @@ __device__ __forceinline__ float e2m1_value(uint32_t code) {
   return (code & 8) != 0 ? -magnitude : magnitude;
 }
 
+template <plain_view::format How>
+constexpr int element_bits = How == plain_view::format::f32   ? 32
+                             : How == plain_view::format::fp8 ? 8
+                             : How == plain_view::format::fp4 ? 4
+                                                              : 16;
+
 // Four elements k .. k + 3 of row n, k a multiple of 4; zeros past `in`.
 template <plain_view::format How>
 __device__ __forceinline__ void load_four(float (&w)[4], const plain_view& m, int64_t in, int64_t n, int64_t k) {

@@ -28,6 +28,7 @@ struct route_args {
 // of what is left. Bound by latency, so all is read at once and stays in registers. The order of an expert counts its
 // score, then the lower id; what was chosen has none.
 template <int Items> __global__ void __launch_bounds__(route_warps* warp_lanes) route_kernel(route_args a) {
+  fetch_lines(a.bias, a.n_experts * int64_t{4}, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
   begin_in_turn();
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   const int64_t r = static_cast<int64_t>(blockIdx.x) * route_warps + threadIdx.x / warp_lanes;

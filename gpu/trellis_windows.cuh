@@ -10,7 +10,7 @@ namespace troupe {
 // A rate of 2 K = `Rate` half bits: which bits of a tile a lane needs. Lane l owns weights 8 l .. 8 l + 7; weight e of
 // them ends end(e) bits after the lane's first own bit.
 template <int Rate> struct trellis_rate {
-  static constexpr int n_words = 4 * Rate;   // u32 of a tile
+  static constexpr int tile_words = 4 * Rate;
   static constexpr int lane_bits = 4 * Rate; // a lane's own bits
   static constexpr int n_bits = 128 * Rate;
   static __host__ __device__ constexpr int end(int e) {
@@ -23,10 +23,12 @@ template <int Rate> struct trellis_rate {
   static __host__ __device__ constexpr int first_bit(int lane) {
     return (lane_bits * lane + end(0) - 16 + n_bits) % n_bits;
   }
-  static __host__ __device__ constexpr bool three_words() {
+  // The words that any lane's chunk lies in.
+  static __host__ __device__ constexpr int most_words() {
+    int most = 2;
     for (int lane = 0; lane < 32; ++lane)
-      if (first_bit(lane) % 32 + span > 64) return true;
-    return false;
+      while (first_bit(lane) % 32 + span > 32 * most) ++most;
+    return most;
   }
 
   // Windows are cut from 32-bit pieces of the chunk; a piece serves those that begin in its first 17 bits. Which piece
@@ -53,20 +55,17 @@ template <int Rate> struct trellis_rate {
 // Where a lane's chunk lies in every tile of a rate.
 template <int Rate> struct lane_windows {
   using rate = trellis_rate<Rate>;
-  static constexpr bool shares_words = !rate::three_words(); // all pieces lie in the same two words
-  static constexpr int n_places = shares_words ? 1 : rate::n_pieces;
-  int word[n_places][2];
-  int shift[n_places];
+  static constexpr int n_words = rate::most_words(); // of a lane
+  static_assert(rate::n_pieces <= 3);
+  static_assert(n_words <= 3, "K = 7.5, which no codebook has, would need a fourth");
+  int word[n_words];
+  int shift; // of the chunk in the first of them
 
   __device__ explicit lane_windows(int lane) {
+    const int first = rate::first_bit(lane);
+    shift = first % 32;
 #pragma unroll
-    for (int i = 0; i < n_places; ++i) {
-      const int first =
-          (rate::lane_bits * lane + rate::end(0) - 16 + rate::n_bits + rate::piece_begin(i)) % rate::n_bits;
-      shift[i] = first % 32;
-      word[i][0] = first / 32;
-      word[i][1] = (first / 32 + 1) % rate::n_words;
-    }
+    for (int i = 0; i < n_words; ++i) word[i] = (first / 32 + i) % rate::tile_words;
   }
 
   // Window e from its piece: a left shift to the next byte, which may go to the multiplier's pipe, and a byte pick, so
@@ -78,11 +77,15 @@ template <int Rate> struct lane_windows {
     return __byte_perm(piece[rate::piece(E)] << (at % 8), 0, pick);
   }
 
+  template <int I> static __device__ __forceinline__ uint32_t later_piece(const uint32_t (&chunk)[3]) {
+    constexpr int begin = rate::piece_begin(I); // a number here: as an argument it was worked out in every tile
+    return __funnelshift_l(chunk[begin / 32 + 1], chunk[begin / 32], begin % 32);
+  }
+
   // The words of this lane. tile: the words of one tile in shared memory.
-  static constexpr int n_words = 2 * n_places;
   __device__ __forceinline__ void load(const uint32_t* tile, uint32_t (&w)[n_words]) const {
 #pragma unroll
-    for (int i = 0; i < n_words; ++i) w[i] = tile[word[i / 2][i % 2]];
+    for (int i = 0; i < n_words; ++i) w[i] = tile[word[i]];
   }
   __device__ __forceinline__ void states(const uint32_t* tile, uint32_t (&s)[8]) const {
     uint32_t w[n_words];
@@ -91,13 +94,15 @@ template <int Rate> struct lane_windows {
   }
   __device__ __forceinline__ void cut(const uint32_t (&w)[n_words], uint32_t (&s)[8]) const {
     uint32_t piece[rate::n_pieces];
-    if constexpr (shares_words) {
-      piece[0] = __funnelshift_l(w[1], w[0], shift[0]);
+    piece[0] = __funnelshift_l(w[1], w[0], shift);
+    if constexpr (n_words == 2) {
+      constexpr int begin = rate::piece_begin(1);
       // At most 32, for which the clamping form gives the second word.
-      if constexpr (rate::n_pieces == 2) piece[1] = __funnelshift_lc(w[1], w[0], shift[0] + rate::piece_begin(1));
-    } else {
-#pragma unroll
-      for (int i = 0; i < rate::n_pieces; ++i) piece[i] = __funnelshift_l(w[2 * i + 1], w[2 * i], shift[i]);
+      if constexpr (rate::n_pieces == 2) piece[1] = __funnelshift_lc(w[1], w[0], shift + begin);
+    } else { // from the chunk as words of its own: a shift costs less than another word of the tile
+      const uint32_t chunk[3] = {piece[0], __funnelshift_l(w[2], w[1], shift), w[2] << shift};
+      if constexpr (rate::n_pieces > 1) piece[1] = later_piece<1>(chunk);
+      if constexpr (rate::n_pieces > 2) piece[2] = later_piece<2>(chunk);
     }
     s[0] = window<0>(piece);
     s[1] = window<1>(piece);

@@ -59,8 +59,8 @@ std::unique_ptr<table_reader> open_tables(const std::string& folder, int rank, i
                                           int64_t in_memory_bytes) {
   return family_of(folder).tables(folder, rank, n_ranks, max_sequences, in_memory_bytes);
 }
-void model::forward_and_sample(std::span<const sequence_rows> rows, std::span<const std::byte> records,
-                               const sample_batch& batch, sampled_rows& out, std::span<const draft_wish>) {
+void model::forward_and_sample(std::span<const sequence_rows> rows, record_source& records, const sample_batch& batch,
+                               sampled_rows& out, std::span<const draft_wish>) {
   const std::span<const float> logits = forward(rows, records);
   std::vector<float> scratch(logits.begin(), logits.end());
   sample_in_memory(scratch, batch, out);

@@ -104,20 +104,51 @@ struct model_options {
   std::optional<cache_form> caches; // nullopt: what the backend prefers
 };
 
+// The side-table rows (Engram) of one step, which may still be on their way when it begins.
+class record_source {
+public:
+  virtual ~record_source() = default;
+  // Waits until they are there: the rows of all rows of the step as table_reader::read wrote them, valid until the call
+  // that asked returns. nullopt: they cannot be had; the step runs on zero bytes, and whoever gave the source throws
+  // away what comes of it.
+  virtual std::optional<std::span<const std::byte>> take() = 0;
+};
+// Rows that are there. Borrows them.
+class ready_records final : public record_source {
+public:
+  explicit ready_records(std::span<const std::byte> records) : records_(records) {}
+  std::optional<std::span<const std::byte>> take() override { return records_; }
+
+private:
+  std::span<const std::byte> records_;
+};
+
 // The weights of one rank and the state of its sequences. One thread; every rank of a group gets the same calls.
 class model {
 public:
   virtual ~model() = default;
   virtual const model_info& info() const = 0;
-  // `records`: the side-table rows of all rows of the step, as table_reader::read wrote them. Returns (sum of n_logits,
-  // vocab) f32 in host memory, sequence by sequence, valid until the next call; the same on every rank.
-  virtual std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) = 0;
+  // Takes the records once, if there are rows; see runs_ahead. Returns (sum of n_logits, vocab) f32 in host memory,
+  // sequence by sequence, valid until the next call; the same on every rank.
+  virtual std::span<const float> forward(std::span<const sequence_rows>, record_source&) = 0;
+  std::span<const float> forward(std::span<const sequence_rows> rows, std::span<const std::byte> records) {
+    ready_records ready(records);
+    return forward(rows, ready);
+  }
   // The same, and a token drawn for each of those rows by its rules instead of its logits; on the device where it can.
   // What `next` names may be guessed right away, without the host in between, for a draft_next that comes before the
   // next step.
   // Precondition: a row of rules for each logit wanted, in their order.
-  virtual void forward_and_sample(std::span<const sequence_rows>, std::span<const std::byte> records,
-                                  const sample_batch&, sampled_rows&, std::span<const draft_wish> next = {});
+  virtual void forward_and_sample(std::span<const sequence_rows>, record_source&, const sample_batch&, sampled_rows&,
+                                  std::span<const draft_wish> next = {});
+  void forward_and_sample(std::span<const sequence_rows> rows, std::span<const std::byte> records,
+                          const sample_batch& batch, sampled_rows& out, std::span<const draft_wish> next = {}) {
+    ready_records ready(records);
+    forward_and_sample(rows, ready, batch, out, next);
+  }
+  // Whether a step of so many rows, all of them generated or guessed, is under way before its records are taken. Any
+  // other step takes them first, and is as fast with records that were there before. The same on every rank.
+  virtual bool runs_ahead(int64_t /*n_rows*/) const { return false; }
   // Guesses what follows each request's token. Precondition: can_draft(), and the row before it is the newest one that
   // forward ran for the slot and that was kept; rows of wrong guesses may lie above it.
   virtual bool can_draft() const { return false; }

@@ -56,9 +56,10 @@ void run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
   be.expand(ctx.h, y, post, comb);
   ctx.show("stream_mid", ctx.h);
 
-  be.beside([&] { mix(ctx, w.moe_mix, pre_moe); }); // ctx.pre may be this buffer: it was used above
   be.fold_norm(x, ctx.h, pre_attention, w.moe.norm, ctx.c.eps);
   ctx.show("ffn_in", x);
+  begin_shared_expert(ctx, w.moe, x);               // while the choice of experts leaves the device idle
+  be.beside([&] { mix(ctx, w.moe_mix, pre_moe); }); // ctx.pre may be this buffer: it was used above
   tensor also = run_experts(ctx, w.moe, draft_stage ? ctx.c.draft.active_experts : ctx.c.active_experts, y, x);
   if (ctx.seen && also) {
     be.add(y, also);

@@ -42,8 +42,9 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
 // The window row of x: rms(wkv x), rotated, rounded -> kv (n, d). Also the draft's context rows (dspark.md 3).
 void window_row(step_context& ctx, const attention_weights& w, tensor frequencies, tensor kv, tensor x);
 
-// y (n, D) f32 = routed and shared experts of x; x (n, D) after ffn_norm.                             model.md 2.6
-// Returns what is still to be added to y; empty: nothing.
+// Begins the shared expert of x (n, D), after ffn_norm, beside what follows. Before run_experts().      model.md 2.6
+void begin_shared_expert(step_context& ctx, const moe_weights& w, tensor x);
+// y (n, D) f32 = routed and shared experts of x. Returns what is still to be added to y; empty: nothing.
 tensor run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, tensor y, tensor x);
 
 // ctx.h += gate * value, from the step's records.                                                     engram.md 5

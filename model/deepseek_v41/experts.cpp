@@ -3,6 +3,15 @@
 
 namespace troupe::deepseek_v41 {
 
+void begin_shared_expert(step_context& ctx, const moe_weights& w, tensor x) {
+  if (!w.shared_gate) return;
+  const tensor y = ctx.b.shared.slice(0, ctx.rows.n);
+  ctx.be.beside([&] {
+    ctx.be.clear(y);
+    ctx.be.gated_mlp(y, x, *w.shared_gate, *w.shared_up, *w.shared_down, ctx.c.swiglu_limit);
+  });
+}
+
 tensor run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, tensor y, tensor x) {
   const int64_t n = ctx.rows.n;
   backend& be = ctx.be;
@@ -16,11 +25,6 @@ tensor run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, te
   // Added behind the routed ones, so that all sums have one order; an all-reduce comes before what every rank has
   // whole.
   const tensor shared = w.shared_gate ? ctx.b.shared.slice(0, n) : tensor{};
-  if (w.shared_gate)
-    be.beside([&] {
-      be.clear(shared);
-      be.gated_mlp(shared, x, *w.shared_gate, *w.shared_up, *w.shared_down, ctx.c.swiglu_limit);
-    });
   be.experts(y, x, *w.experts, ids, weights, ctx.c.swiglu_limit);
   be.meet(); // and what the block began
   if (w.shared_gate && w.shared_is_cut) be.add(y, shared);

@@ -127,14 +127,18 @@ void model_v41::capture_steps(int32_t max_rows) {
   if (!be_.can_capture() || max_rows < 1) return;
   const int64_t rows = std::min<int64_t>({max_rows, max_rows_, ends_->piece(), info_.block_tokens});
   step_graphs_.resize(static_cast<size_t>(rows) + 1);
+  if (!tables_.empty()) {
+    records_mail_ = be_.make_mailbox(mailbox_bytes(rows), "Engram records of a step");
+    records_mail_->post(); // zero bytes, for the runs here
+  }
   for (int64_t n = 1; n <= rows; ++n) {
     for (row_columns* columns : {&*all_columns_, &*tail_columns_}) { // positions 0, 1, .. of slot 0, all in block 0
       columns->clear();
       for (int64_t i = 0; i < n; ++i) columns->add({.position = i});
       columns->upload();
     }
-    run_step(n, n, n); // loads what is loaded at a first launch
-    step_graphs_[static_cast<size_t>(n)] = be_.capture([this, n] { run_step(n, n, n); });
+    run_step(n, n, n, records_mail_.get()); // loads what is loaded at a first launch
+    step_graphs_[static_cast<size_t>(n)] = be_.capture([this, n] { run_step(n, n, n, records_mail_.get()); });
   }
   if (!drafter_ || !drafter_->can_guess()) return;
   const int64_t sequences = std::min<int64_t>(options_.max_sequences, rows);

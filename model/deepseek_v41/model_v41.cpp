@@ -90,12 +90,11 @@ void model_v41::observe(observer seen, int64_t max_entries) {
   if (seen) images_->tower().seen = [seen](std::string_view name, tensor t) { seen(name, -1, t); };
 }
 
-std::span<const float> model_v41::forward(std::span<const sequence_rows> sequences,
-                                          std::span<const std::byte> records) {
+std::span<const float> model_v41::forward(std::span<const sequence_rows> sequences, record_source& records) {
   return read_logits(run(sequences, records));
 }
 
-void model_v41::forward_and_sample(std::span<const sequence_rows> sequences, std::span<const std::byte> records,
+void model_v41::forward_and_sample(std::span<const sequence_rows> sequences, record_source& records,
                                    const sample_batch& batch, sampled_rows& out, std::span<const draft_wish> next) {
   const int64_t n = run(sequences, records);
   TROUPE_CHECK(n == static_cast<int64_t>(batch.rows.size()), "a row of rules for each logit wanted");
@@ -112,19 +111,20 @@ void model_v41::forward_and_sample(std::span<const sequence_rows> sequences, std
   sample_in_memory(std::span(logits_).first(static_cast<size_t>(n * config_.vocabulary)), batch, out);
 }
 
-int64_t model_v41::run(std::span<const sequence_rows> sequences, std::span<const std::byte> records) {
+int64_t model_v41::run(std::span<const sequence_rows> sequences, record_source& records) {
   plan_rows(sequences);
   const int64_t n = all_columns_->n();
   if (n == 0) return 0;
-  upload_inputs(records);
+  upload_inputs();
   int64_t n_wanted = 0;
   for (const wanted_logits& w : wanted_) n_wanted += w.n;
   const bool is_step = decodes_only_ && n_wanted > 0;
   if (is_step && n < static_cast<int64_t>(step_graphs_.size()) && !ctx_.seen) {
-    be_.replay(*step_graphs_[static_cast<size_t>(n)]);
+    replay_step(n, records);
     ++counts_.replayed;
   } else {
-    run_step(n, tail_columns_->n(), n_wanted);
+    upload_records(records.take(), n);
+    run_step(n, tail_columns_->n(), n_wanted, nullptr);
     if (is_step && !step_graphs_.empty()) ++counts_.launched;
   }
   return n_wanted;
@@ -217,49 +217,31 @@ model_v41::wanted_logits model_v41::plan_sequence(const sequence_rows& s, int64_
   return {tail_columns_->n() - s.n_logits, s.n_logits};
 }
 
-void model_v41::upload_inputs(std::span<const std::byte> records) {
+void model_v41::upload_inputs() {
   all_columns_->upload();
   if (options_.prefill == prefill_mode::tail) {
     tail_columns_->upload();
     be_.upload(tail_index_, tail_rows_.data(), static_cast<int64_t>(tail_rows_.size()) * 4);
   }
-  upload_records(records, all_columns_->n());
   index_.clear();
   for (const wanted_logits& w : wanted_)
     for (int64_t i = 0; i < w.n; ++i) index_.push_back(static_cast<int32_t>(w.first_row + i));
   index_.resize(static_cast<size_t>(tail_columns_->n())); // captured work runs the head on every row
   be_.upload(head_index_, index_.data(), static_cast<int64_t>(index_.size()) * 4);
-}
-
-void model_v41::upload_records(std::span<const std::byte> records, int64_t n_rows) {
-  if (tables_.empty()) return;
-  int64_t per_row = 0;
-  for (const tensor& t : buffers_.records) per_row += t.row_elements();
-  TROUPE_CHECK(static_cast<int64_t>(records.size()) == n_rows * per_row, "a record for every row of the step");
-  int64_t offset = 0;
-  for (const tensor& t : buffers_.records) { // (row, slot, column) -> (slot, row, column), rows in the step's order
-    const int64_t bytes = t.row_elements();
-    record_staging_.resize(static_cast<size_t>(n_rows * bytes));
-    for (int64_t r = 0; r < n_rows; ++r)
-      std::memcpy(record_staging_.data() + r * bytes,
-                  records.data() + record_rows_[static_cast<size_t>(r)] * per_row + offset, static_cast<size_t>(bytes));
-    be_.upload(t.slice(0, n_rows), record_staging_.data(), n_rows * bytes);
-    offset += bytes;
-  }
   if (!buffers_.engram_order) return;
   index_.clear();
   for (int32_t rank = 0; rank < be_.n_ranks(); ++rank)
-    for (int32_t r = 0; r < n_rows; ++r) index_.push_back(r * be_.n_ranks() + rank);
+    for (int32_t r = 0; r < all_columns_->n(); ++r) index_.push_back(r * be_.n_ranks() + rank);
   const tensor order = buffers_.engram_order.slice(0, static_cast<int64_t>(index_.size()));
   be_.upload(order, index_.data(), order.size_bytes());
 }
 
-void model_v41::run_step(int64_t n, int64_t n_late, int64_t n_wanted) {
+void model_v41::run_step(int64_t n, int64_t n_late, int64_t n_wanted, const mailbox* records) {
   ctx_.rows = all_columns_->view(n, block_tables_);
   ctx_.drafting = false;
   embed_rows();
   ctx_.run_on(ctx_.rows);
-  run_layers(n_late);
+  run_layers(n_late, records);
   if (ctx_.rows.n > 0 && (n_wanted > 0 || ctx_.seen)) run_head(n_wanted);
 }
 
@@ -283,12 +265,17 @@ void model_v41::embed_rows() {
   be_.spread(ctx_.h, x);
 }
 
-void model_v41::run_layers(int64_t n_late) {
+void model_v41::run_layers(int64_t n_late, const mailbox* records) {
   for (int32_t l = 0; l < config_.layers; ++l) {
     if (l == config_.last_kv_source() + 1) narrow_to_tail(n_late);
     if (ctx_.rows.n == 0) return;
     ctx_.layer = l;
-    run_block(ctx_, layers_[static_cast<size_t>(l)], caches_[static_cast<size_t>(l)]);
+    const block_weights& layer = layers_[static_cast<size_t>(l)];
+    if (records != nullptr && layer.role.engram_slot >= 0) {
+      be_.receive(record_tensors(ctx_.rows.n), *records); // as late as can be: the first layer that reads any
+      records = nullptr;
+    }
+    run_block(ctx_, layer, caches_[static_cast<size_t>(l)]);
   }
   if (config_.last_kv_source() + 1 >= config_.layers) narrow_to_tail(n_late);
   if (drafter_ && ctx_.rows.n > 0) drafter_->add_context(ctx_, draft_caches());

@@ -20,9 +20,11 @@ public:
   model_v41(backend&, const model_options&, const load_progress&);
 
   const model_info& info() const override { return info_; }
-  std::span<const float> forward(std::span<const sequence_rows>, std::span<const std::byte> records) override;
-  void forward_and_sample(std::span<const sequence_rows>, std::span<const std::byte> records, const sample_batch&,
-                          sampled_rows&, std::span<const draft_wish> next = {}) override;
+  using model::forward, model::forward_and_sample;
+  std::span<const float> forward(std::span<const sequence_rows>, record_source&) override;
+  void forward_and_sample(std::span<const sequence_rows>, record_source&, const sample_batch&, sampled_rows&,
+                          std::span<const draft_wish> next = {}) override;
+  bool runs_ahead(int64_t n_rows) const override;
   bool can_draft() const override { return drafter_ != nullptr; }
   draft_tokens draft_next(std::span<const draft_request>) override;
   void capture_steps(int32_t max_rows) override;
@@ -64,14 +66,22 @@ private:
   wanted_logits plan_sequence(const sequence_rows&, int64_t first_record); // of its first row
   void plan_table(int32_t slot, std::span<const int32_t> blocks);
   // Runs a step and leaves its logits where the head wrote them; how many rows of them.
-  int64_t run(std::span<const sequence_rows>, std::span<const std::byte> records);
-  // Everything that the device work of a step reads, so that the work can be captured once and replayed.
-  void upload_inputs(std::span<const std::byte> records);
-  void upload_records(std::span<const std::byte> records, int64_t n_rows);
-  // The device work: `n` rows, of which the last layers run `n_late` and the head `n_wanted`.
-  void run_step(int64_t n, int64_t n_late, int64_t n_wanted);
+  int64_t run(std::span<const sequence_rows>, record_source&);
+  // Everything that the device work of a step reads but the records, so that it can be captured once and replayed.
+  void upload_inputs();
+  // Records of a step of n rows: where its work finds them, or in the mailbox that captured work receives them from.
+  using found_records = std::optional<std::span<const std::byte>>;
+  void upload_records(const found_records&, int64_t n_rows);
+  void post_records(const found_records&, int64_t n_rows);
+  void copy_records(const found_records&, int64_t n_rows, size_t slot, std::byte* to) const;
+  std::vector<tensor> record_tensors(int64_t n_rows) const;
+  int64_t mailbox_bytes(int64_t n_rows) const;
+  void replay_step(int64_t n, record_source&);
+  // The device work: `n` rows, of which the last layers run `n_late` and the head `n_wanted`. `records`: where they are
+  // received from; null: they were uploaded.
+  void run_step(int64_t n, int64_t n_late, int64_t n_wanted, const mailbox* records);
   void embed_rows();
-  void run_layers(int64_t n_late);
+  void run_layers(int64_t n_late, const mailbox* records);
   void narrow_to_tail(int64_t n_late);
   void run_head(int64_t n_wanted);
   std::span<const float> read_logits(int64_t n_wanted);
@@ -115,8 +125,9 @@ private:
   std::vector<int64_t> record_rows_;  // of each row of the step: its place among the caller's rows
   bool decodes_only_ = true;          // no row of this step is of a prompt
   std::vector<std::unique_ptr<graph>> step_graphs_, draft_graphs_; // by rows and by anchors, from 1; empty: none
-  tensor anchor_requests_;                                         // (slots, 4) i32: anchor_args::requests
-  std::vector<draft_request> early_; // what draft_early guesses behind, until the next step or draft
+  std::unique_ptr<mailbox> records_mail_; // of step_graphs_: records, Engram slot by slot; none: no side tables
+  tensor anchor_requests_;                // (slots, 4) i32: anchor_args::requests
+  std::vector<draft_request> early_;      // what draft_early guesses behind, until the next step or draft
   step_counts counts_;
   std::vector<std::byte> record_staging_;
   std::vector<float> logits_;

@@ -43,7 +43,7 @@ public:
     info_.draft_block = script_->draft_block;
   }
   const model_info& info() const override { return info_; }
-  std::span<const float> forward(std::span<const sequence_rows> rows, std::span<const std::byte> records) override {
+  std::span<const float> forward(std::span<const sequence_rows> rows, record_source& records) override {
     if (script_->throws) throw std::runtime_error("scripted failure");
     logits_.clear();
     auto& step = script_->steps.emplace_back();
@@ -65,7 +65,8 @@ public:
         if (at == script_->nan_at) row[3] = NAN;
       }
     }
-    if (static_cast<int64_t>(records.size()) != n_rows) throw std::runtime_error("records and rows differ");
+    const auto found = records.take();
+    if (found && static_cast<int64_t>(found->size()) != n_rows) throw std::runtime_error("records and rows differ");
     return logits_;
   }
   bool can_draft() const override { return info_.draft_block > 0; }

@@ -139,7 +139,11 @@ private:
     if (n_rows > 0) tables_->read(rows, records_);
     REQUIRE(rank_.begin(placed, model_.get()).empty());
     step_result result{1, last_step_, {}, 0, 0};
-    if (n_rows > 0) result.results = rank_.run(placed.plan, {}, records_, *model_, result.draft_us);
+    if (n_rows > 0) {
+      ready_records ready(records_);
+      rank_.run(placed.plan, {}, ready, *model_);
+      result.results = rank_.answer(placed.plan, {}, *model_, result.draft_us);
+    }
     rank_.end(placed, {}, *model_);
     std::vector<accepted_tokens> accepted;
     policy_.accept(std::move(result), now_, accepted);

@@ -79,6 +79,16 @@ TEST_CASE("exactness: with drafts, always or where they pay, alone and among oth
   }
 }
 
+TEST_CASE("exactness: steps that begin before their Engram rows are there, without and with drafts" *
+          doctest::test_suite("slow")) {
+  for (const int32_t n_drafts : {0, 5}) {
+    tiny_ring ring({.max_running = 12, .n_drafts = n_drafts, .snapshot_bytes = 0, .runs_ahead = true});
+    CHECK(one_by_one(ring, mixed_requests()) == reference());
+    CHECK(together(ring, mixed_requests()) == reference());
+    CHECK(ring.r.numbers->graph_replays > 200);
+  }
+}
+
 TEST_CASE("exactness: a hit and a miss, without and with drafts" * doctest::test_suite("slow")) {
   for (const int32_t n_drafts : {0, 5}) {
     tiny_ring ring({.max_running = 12, .n_drafts = n_drafts});

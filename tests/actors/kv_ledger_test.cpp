@@ -224,6 +224,30 @@ TEST_CASE("kv_ledger: within the budget every context stays, beyond it the cheap
   CHECK(why.n_cached < 9);
 }
 
+TEST_CASE("kv_ledger: of a step whose result nobody has, no row is kept, though the step before planned as far") {
+  bench_ring r(config(0), 128);
+  std::mt19937_64 random(15);
+  auto told = random_tokens(random, 100);
+  r.admit(told, 8);
+  r.step(); // the prompt
+  const auto place = [&](const tokens& rows, int32_t n_drafts) {
+    step_plan plan = r.policy.plan(r.now);
+    REQUIRE(plan.rows.size() == 1);
+    plan.step = ++r.n_steps;
+    plan.rows[0].start = static_cast<int64_t>(told.size());
+    plan.rows[0].tokens = rows;
+    plan.rows[0].n_drafts = n_drafts;
+    r.ledger.place(std::move(plan), r.now);
+    told.push_back(rows[0]);
+  };
+  place({1, 2, 3, 4, 5, 6}, 5); // the guesses are wrong
+  place({7}, 0);                // and this is never answered
+  r.ledger.end_all();
+  const auto before = static_cast<int64_t>(told.size()) - 1;
+  told.insert(told.end(), {8, 9});
+  CHECK(r.ledger.explain({told, {}, ""}).n_cached <= before);
+}
+
 TEST_CASE("kv_ledger: a restart in the first step of a sequence keeps the prefix that it found") {
   bench_ring r(config(0));
   std::mt19937_64 random(14);

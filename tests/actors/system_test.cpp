@@ -4,48 +4,18 @@
 #include "actors/system.h"
 #include "actors/warm_up.h"
 #include "gpu/collective.h"
-#include "tests/actors/doubles.h"
+#include "tests/actors/waiting_sink.h"
 #include "tests/safetensors_writer.h"
 
 #include <caf/all.hpp>
 #include <doctest/doctest.h>
 
-#include <condition_variable>
 #include <map>
-#include <mutex>
 
 using namespace troupe;
 using namespace std::chrono_literals;
 
 namespace {
-
-// A recording sink that another thread can wait for.
-class waiting_sink : public recording_sink {
-public:
-  state push(std::span<const turn_delta> deltas) override {
-    const std::lock_guard hold(mutex_);
-    const auto s = recording_sink::push(deltas);
-    changed_.notify_all();
-    return s;
-  }
-  void fail(const api_error& e) override {
-    const std::lock_guard hold(mutex_);
-    recording_sink::fail(e);
-    changed_.notify_all();
-  }
-  bool wait_end() {
-    std::unique_lock hold(mutex_);
-    return changed_.wait_for(hold, 60s, [&] { return has_ended(); });
-  }
-  bool wait_push() {
-    std::unique_lock hold(mutex_);
-    return changed_.wait_for(hold, 60s, [&] { return n_pushes > 0 || n_failures > 0; });
-  }
-
-private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-};
 
 struct live {
   explicit live(settings s) : engine(system, std::move(s), numbers) { engine.load(); }

@@ -3,6 +3,7 @@
 
 #include "actors/request.h"
 #include "tests/actors/world.h"
+#include "tests/ahead_device.h"
 
 #include <doctest/doctest.h>
 
@@ -22,6 +23,7 @@ struct tiny_options {
   int64_t snapshot_bytes = int64_t{64} << 20, interval = 64; // of the prefix cache; 0 bytes: there is none
   prefill_mode mode = prefill_mode::exact;
   int64_t tail_tokens = 128;
+  bool runs_ahead = false; // steps are replayed, and wait for their records on the way
 };
 
 // Keeps what recording_sink leaves out.
@@ -78,7 +80,7 @@ struct tiny_ring {
     c.suppressed.assign(suppressed.begin(), suppressed.end());
     c.make_rank = [o, l = c.limits](int32_t) {
       rank_parts p;
-      p.device = make_host_backend({.n_threads = 1});
+      p.device = o.runs_ahead ? test::make_ahead_device() : make_host_backend({.n_threads = 1});
       model_options m;
       m.folder = tiny_folder;
       m.max_sequences = l.max_running;
@@ -88,6 +90,7 @@ struct tiny_ring {
       m.tail_tokens = o.tail_tokens;
       m.load_draft = o.n_drafts > 0;
       p.weights = load_model(*p.device, m, nullptr);
+      if (o.runs_ahead) p.weights->capture_steps(16);
       const auto planned = plan_state(tiny_folder, host_caches);
       CHECK(p.weights->block_bytes() == planned.per_block);
       CHECK(p.weights->snapshot_bytes() <= planned.per_snapshot);

@@ -11,7 +11,7 @@ public:
   static constexpr int64_t slack = 8; // at least a block of drafts
 
   using scripted_model::scripted_model;
-  std::span<const float> forward(std::span<const sequence_rows> rows, std::span<const std::byte> records) override {
+  std::span<const float> forward(std::span<const sequence_rows> rows, record_source& records) override {
     const auto out = scripted_model::forward(rows, records);
     for (const auto& r : rows) check(r);
     return out;

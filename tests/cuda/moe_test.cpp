@@ -94,7 +94,7 @@ TEST_CASE("cuda experts: EXL3 of every codebook, alone and together") {
   for (const auto book :
        {stored_matrix::codebook::mul1, stored_matrix::codebook::mcg, stored_matrix::codebook::inst3}) {
     const expert_samples s = trellis_experts(book, 6, 8, 7, 256, 384);
-    for (const int64_t rows : {1, 3, 17})
+    for (const int64_t rows : {1, 3, 17, 30})
       for (const bool few : {false, true}) compare(t, name(book), s, rows, 3, few, 2e-3);
   }
 }

@@ -31,6 +31,19 @@ TEST_CASE("product_shape: parts end at the edges of items where that costs littl
   CHECK(blocks(1010, 320) == resident); // the head: too many columns
 }
 
+TEST_CASE("product_shape: no multiprocessor has room for more blocks than its share") {
+  constexpr int shared = 228 * 1024, of_block = product_shape::system_shared_bytes;
+  const auto most_blocks = [](int64_t items, int bands, int n_lines) {
+    const int bytes = product_shape(items, bands, 1, multiprocessors).least_shared_bytes(n_lines, shared);
+    CHECK(bytes <= shared - of_block);
+    return bytes == 0 ? blocks_a_multiprocessor : shared / (bytes + of_block);
+  };
+  CHECK(most_blocks(1, 512, 1) == 1);    // 64 blocks
+  CHECK(most_blocks(64, 256, 1) == 2);   // 256
+  CHECK(most_blocks(64, 256, 2) == 3);   // and as many again
+  CHECK(most_blocks(128, 1024, 1) == 3); // all that fit
+}
+
 TEST_CASE("product_shape: runs of thousands of rows are one line, up to 2^32 bands") {
   CHECK(product_shape(int64_t{1728} * 18, 640, 4, multiprocessors).n_blocks == resident);
   CHECK(product_shape((int64_t{1} << 32) / 640 - 1, 640, 4, multiprocessors).n_blocks == resident);

@@ -1,4 +1,5 @@
 // Captured steps: the same bits as launched ones, for every number of rows and anchors, in any order of use.
+#include "tests/ahead_device.h"
 #include "tests/model/golden_case.h"
 #include "tests/near.h"
 
@@ -9,6 +10,21 @@ using namespace golden;
 namespace {
 
 constexpr int32_t n_slots = 4;
+
+// Records that are on their way until they are taken. `arrive`: false: they never come.
+class late_records final : public record_source {
+public:
+  late_records(std::span<const std::byte> records, const std::function<bool()>& arrive)
+      : records_(records), arrive_(arrive) {}
+  std::optional<std::span<const std::byte>> take() override {
+    if (!arrive_()) return std::nullopt;
+    return records_;
+  }
+
+private:
+  std::span<const std::byte> records_;
+  const std::function<bool()>& arrive_;
+};
 
 // One model and what a scheduler feeds it: four sequences, each a prompt and then steps of any number of rows.
 class player {
@@ -30,8 +46,10 @@ public:
     std::span<const int32_t> tokens;
     int64_t n_prompt;
   };
-  // Logits of the last row of prompts and of every row behind them.
+  std::function<bool()> arrive = [] { return true; }; // asked when a step takes its records
+  // Logits of the last row of prompts and of every row behind them. A step that throws may be made again.
   std::vector<float> step(std::span<const part> parts) {
+    const auto before = at_;
     std::vector<sequence_rows> rows;
     int64_t n = 0;
     for (const part& p : parts) {
@@ -47,8 +65,17 @@ public:
     }
     std::vector<std::byte> records(static_cast<size_t>(n * tables_.record_bytes_per_token()));
     tables_.read(rows, records);
-    const auto all = model_->forward(rows, records);
-    return {all.begin(), all.end()};
+    late_records late(records, arrive);
+    try {
+      const auto all = model_->forward(rows, late);
+      return {all.begin(), all.end()};
+    } catch (...) {
+      at_ = before;
+      throw;
+    }
+  }
+  void take_back(std::span<const part> parts) { // the last step, to be made again
+    for (const part& p : parts) at_[static_cast<size_t>(p.slot)] -= static_cast<int64_t>(p.tokens.size());
   }
   // Rounds of drafts by greedy choice: verifies the last tokens of each part, then guesses behind what ended each run,
   // all of them or those of even slots. `ahead`: the model is told with the step what it will be asked.
@@ -220,6 +247,61 @@ TEST_CASE("graphs: guesses begun behind tokens that are being drawn are those of
 TEST_CASE("graphs: replayed steps and guesses have the bits of launched ones") { compare(prefill_mode::exact); }
 
 TEST_CASE("graphs: the same in tail mode") { compare(prefill_mode::tail); }
+
+TEST_CASE("graphs: a step whose records come when it is under way has the bits of one whose records were there") {
+  const auto plain = troupe::test::make_device(1), ahead = troupe::test::make_ahead_device();
+  player launched(*plain, prefill_mode::tail), late(*ahead, prefill_mode::tail);
+  late.of().capture_steps(16);
+  CHECK(late.of().runs_ahead(1));
+  CHECK(late.of().runs_ahead(16));
+  CHECK_FALSE(late.of().runs_ahead(17));
+  CHECK_FALSE(launched.of().runs_ahead(1)); // nothing was captured
+  int n_taken = 0, n_late = 0;
+  late.arrive = [&] {
+    n_late += troupe::test::is_under_way(*ahead);
+    return ++n_taken > 0;
+  };
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<player::part> first;
+  for (uint32_t s = 0; s < n_slots; ++s) prompts.push_back(ids_of(20 + 3 * s, s));
+  for (int32_t s = 0; s < n_slots; ++s) first.push_back({s, prompts[static_cast<size_t>(s)], 20 + 3 * s});
+  REQUIRE(late.step(first) == launched.step(first));
+  for (uint32_t round = 0; round < 12; ++round) {
+    const auto more = ids_of(16, 100 + round);
+    std::vector<player::part> parts;
+    for (int32_t s = 0; s <= static_cast<int32_t>(round % n_slots); ++s)
+      parts.push_back({s, std::span(more).first(1 + (round + static_cast<uint32_t>(s)) % 4), 20 + 3 * s});
+    REQUIRE(late.step(parts) == launched.step(parts));
+    CHECK(n_taken == 2 + static_cast<int>(round)); // once a step
+    if (!late.of().can_draft()) continue;
+    const int32_t n = 1 + static_cast<int32_t>(round) % n_slots;
+    CHECK(late.guess(n).ids == launched.guess(n).ids);
+  }
+  CHECK(n_late >= 12); // of the prompt's step nothing runs ahead
+  CHECK(late.of().counts().launched == 0);
+}
+
+TEST_CASE("graphs: records that never come, or end in an error, leave the device free and later steps as they are") {
+  const auto plain = troupe::test::make_device(1), ahead = troupe::test::make_ahead_device();
+  player truth(*plain, prefill_mode::exact), p(*ahead, prefill_mode::exact);
+  p.of().capture_steps(4);
+  const auto ids = ids_of(40, 3);
+  const player::part prompt{0, std::span(ids).first(20), 20};
+  REQUIRE(p.step({&prompt, 1}) == truth.step({&prompt, 1}));
+  for (size_t at = 20; at < 40; at += 2) {
+    const player::part rows{0, std::span(ids).subspan(at, 2), 20};
+    if (at % 4 == 0) {
+      p.arrive = []() -> bool { throw std::runtime_error("no disk"); };
+      CHECK_THROWS_WITH_AS(p.step({&rows, 1}), "no disk", std::runtime_error);
+    } else {
+      p.arrive = [] { return false; };
+      p.step({&rows, 1});
+      p.take_back({&rows, 1});
+    }
+    p.arrive = [] { return true; };
+    REQUIRE(p.step({&rows, 1}) == truth.step({&rows, 1}));
+  }
+}
 
 TEST_CASE("graphs: guesses made on the device are those of the host's loop over logits") {
   on_ranks(1, [&](backend& be, int) {

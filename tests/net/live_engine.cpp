@@ -25,7 +25,7 @@ public:
     info_.block_tokens = e.limits.block_tokens;
   }
   const model_info& info() const override { return info_; }
-  std::span<const float> forward(std::span<const sequence_rows> rows, std::span<const std::byte>) override {
+  std::span<const float> forward(std::span<const sequence_rows> rows, record_source&) override {
     const auto until = std::chrono::steady_clock::now() + step_time_;
     size_t n_logits = 0;
     for (const auto& r : rows) n_logits += static_cast<size_t>(r.n_logits);
