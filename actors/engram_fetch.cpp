@@ -137,7 +137,7 @@ engram_fetch_actor::behavior_type engram_fetch_behavior(engram_fetch_actor::stat
   self->state.config = std::move(config);
   self->state.records = std::move(records);
   self->state.numbers = std::move(numbers);
-  self->state.reads_late = detached;
+  self->state.reads_late = detached && self->state.config.open; // without tables there is nothing to wait for
   return {
       [=](step_placed& placed) { take_step(self, next, placed); },
       [=](const wiring& w) {
