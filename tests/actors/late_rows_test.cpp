@@ -107,6 +107,13 @@ struct late_ring {
   threaded_ring r;
 };
 
+// The turn ends as on a disk without faults.
+void check_whole(waiting_sink& out) {
+  REQUIRE(out.wait_end());
+  CHECK(out.error.message == "");
+  CHECK(out.choices.at(0).content == " a b c d e f");
+}
+
 } // namespace
 
 TEST_CASE("late rows: a rank begins its step before the rows of it are read, and the text is what it is") {
@@ -114,9 +121,7 @@ TEST_CASE("late rows: a rank begins its step before the rows of it are read, and
     CAPTURE(n_ranks);
     late_ring l(n_ranks);
     const auto out = l.r.ask("Hello");
-    REQUIRE(out->wait_end());
-    CHECK(out->error.message == "");
-    CHECK(out->choices.at(0).content == " a b c d e f");
+    check_whole(*out);
     for (int32_t rank = 0; rank < n_ranks; ++rank) CHECK(l.disks[rank]->n_late >= 6);
   }
 }
@@ -150,9 +155,7 @@ TEST_CASE(
   late_ring l(1);
   l.disks[0]->dies_in = 2;
   const auto out = l.r.ask("Hello");
-  REQUIRE(out->wait_end());
-  CHECK(out->error.message == "");
-  CHECK(out->choices.at(0).content == " a b c d e f");
+  check_whole(*out);
   CHECK(out->notes.empty());
   CHECK(l.r.numbers->restarts == 1);
   CHECK(l.r.numbers->dropped_messages == 0);
@@ -167,9 +170,7 @@ TEST_CASE("late rows: a new epoch that a dying reader never heard of reaches its
   REQUIRE(l.r.await_restarts(1)); // the new epoch's wiring lies behind the step that is being read
   l.disks[0]->dies_in = 0;
   l.disks[0]->begun->hang(false);
-  REQUIRE(out->wait_end());
-  CHECK(out->error.message == "");
-  CHECK(out->choices.at(0).content == " a b c d e f");
+  check_whole(*out);
   CHECK(l.r.numbers->restarts == 2);
 }
 
@@ -198,9 +199,7 @@ TEST_CASE("late rows: a disk that hangs past the deadline fails the step's seque
   CHECK(says(out->error.message, "were not read within 500 ms"));
   l.disks[0]->begun->hang(false);
   const auto next = l.r.ask("Hello");
-  REQUIRE(next->wait_end());
-  CHECK(next->error.message == "");
-  CHECK(next->choices.at(0).content == " a b c d e f");
+  check_whole(*next);
 }
 
 TEST_CASE("late rows: a rank that waits for a disk ends when it is told to") {

@@ -50,21 +50,9 @@ public:
   // Logits of the last row of prompts and of every row behind them. A step that throws may be made again.
   std::vector<float> step(std::span<const part> parts) {
     const auto before = at_;
-    std::vector<sequence_rows> rows;
-    int64_t n = 0;
-    for (const part& p : parts) {
-      sequence_rows& s = rows.emplace_back();
-      s.slot = p.slot;
-      s.start = at_[static_cast<size_t>(p.slot)];
-      s.tokens = p.tokens;
-      s.blocks = blocks_[static_cast<size_t>(p.slot)];
-      s.n_prompt = p.n_prompt;
-      s.n_logits = s.start < p.n_prompt ? 1 : static_cast<int32_t>(p.tokens.size());
-      at_[static_cast<size_t>(p.slot)] += static_cast<int64_t>(p.tokens.size());
-      n += static_cast<int64_t>(p.tokens.size());
-    }
-    std::vector<std::byte> records(static_cast<size_t>(n * tables_.record_bytes_per_token()));
-    tables_.read(rows, records);
+    const std::vector<sequence_rows> rows = rows_of(parts);
+    for (const part& p : parts) at_[static_cast<size_t>(p.slot)] += static_cast<int64_t>(p.tokens.size());
+    const std::vector<std::byte> records = read(rows);
     late_records late(records, arrive);
     try {
       const auto all = model_->forward(rows, late);
@@ -84,24 +72,14 @@ public:
     draft_tokens guesses;
   };
   round verify(std::span<const part> parts, bool ahead, bool even_slots_only) {
-    std::vector<sequence_rows> rows;
+    const std::vector<sequence_rows> rows = rows_of(parts);
     std::vector<draft_wish> wishes;
     sample_batch batch(model_->info().vocabulary);
-    int64_t n = 0;
-    for (const part& p : parts) {
-      sequence_rows& s = rows.emplace_back();
-      s.slot = p.slot;
-      s.start = at_[static_cast<size_t>(p.slot)];
-      s.tokens = p.tokens;
-      s.blocks = blocks_[static_cast<size_t>(p.slot)];
-      s.n_prompt = p.n_prompt;
-      s.n_logits = static_cast<int32_t>(p.tokens.size());
-      if (ahead) wishes.push_back({rows.size() - 1, s.n_logits - 1});
-      batch.rows.resize(batch.rows.size() + p.tokens.size(), {.temperature = 0});
-      n += s.n_logits;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (ahead) wishes.push_back({i, rows[i].n_logits - 1});
+      batch.rows.resize(batch.rows.size() + rows[i].tokens.size(), {.temperature = 0});
     }
-    std::vector<std::byte> records(static_cast<size_t>(n * tables_.record_bytes_per_token()));
-    tables_.read(rows, records);
+    const std::vector<std::byte> records = read(rows);
     sampled_rows drawn;
     model_->forward_and_sample(rows, records, batch, drawn, wishes);
     std::vector<draft_request> requests;
@@ -124,6 +102,27 @@ public:
   }
 
 private:
+  std::vector<sequence_rows> rows_of(std::span<const part> parts) const {
+    std::vector<sequence_rows> rows;
+    for (const part& p : parts) {
+      sequence_rows& s = rows.emplace_back();
+      s.slot = p.slot;
+      s.start = at(p.slot);
+      s.tokens = p.tokens;
+      s.blocks = blocks_[static_cast<size_t>(p.slot)];
+      s.n_prompt = p.n_prompt;
+      s.n_logits = s.start < p.n_prompt ? 1 : static_cast<int32_t>(p.tokens.size());
+    }
+    return rows;
+  }
+  std::vector<std::byte> read(std::span<const sequence_rows> rows) {
+    size_t n = 0;
+    for (const sequence_rows& s : rows) n += s.tokens.size();
+    std::vector<std::byte> records(n * static_cast<size_t>(tables_.record_bytes_per_token()));
+    tables_.read(rows, records);
+    return records;
+  }
+
   checkpoint files_;
   engram_tables tables_;
   std::unique_ptr<model_v41> model_;
