@@ -22,28 +22,31 @@ __device__ __forceinline__ void fence_barriers() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(shared_address(barrier))
-               : "memory");
+__device__ __forceinline__ void arrive_at(uint32_t barrier) { // its shared_address
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(barrier) : "memory");
 }
+__device__ __forceinline__ void arrive(uint64_t* barrier) { arrive_at(shared_address(barrier)); }
 // try_wait lets the thread sleep; sm_80 has test_wait alone.
 #if __CUDA_ARCH__ >= 900
 #define TROUPE_MBARRIER_WAIT "mbarrier.try_wait"
 #else
 #define TROUPE_MBARRIER_WAIT "mbarrier.test_wait"
 #endif
-__device__ __forceinline__ void wait(const uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void wait_at(uint32_t barrier, uint32_t parity) { // its shared_address
   asm volatile("{\n"
                ".reg .pred done;\n"
                "again:\n" TROUPE_MBARRIER_WAIT ".parity.shared.b64 done, [%0], %1;\n"
                "@done bra ready;\n"
                "bra again;\n"
                "ready:\n"
-               "}\n" ::"r"(shared_address(barrier)),
+               "}\n" ::"r"(barrier),
                "r"(parity)
                : "memory");
 }
 #undef TROUPE_MBARRIER_WAIT
+__device__ __forceinline__ void wait(const uint64_t* barrier, uint32_t parity) {
+  wait_at(shared_address(barrier), parity);
+}
 
 // One thread: announces n_bytes of copies, then starts each. 16-byte aligned, a multiple of 16 bytes. sm_90 and later.
 __device__ __forceinline__ void expect(uint64_t* barrier, uint32_t n_bytes) {

@@ -39,7 +39,7 @@ struct gemm_args {
   float* y[2] = {}; // (rows, out), y_stride apart
   int64_t y_stride = 0;
   int32_t n_rows = 0;      // of one matrix
-  int32_t tile_rows = 256; // rows a block takes together: 32, 64, 128, 160, 192 or 256; no segment has more
+  int32_t tile_rows = 256; // rows a block takes together, at most 256; no segment has more
   int32_t out = 0;         // real width
 };
 
