@@ -31,13 +31,8 @@ __global__ void __launch_bounds__(most_row_threads) transform_lists_kernel(const
   const int warp = static_cast<int>(threadIdx.x) / 32;
   float raw[2][8], v[2][8];
   read_raw_unit(raw, warp, a.in, row_reader{a.x + row * a.x_stride, a.in_real});
-  for (int m = 0; m < a.n; ++m) {
-    sign_unit(v, raw, warp, a.in, a.suh[m]);
-    const float by = scale_row(a.to[m], row, largest_of_block(largest_of_unit(v), largest[m]));
-    write_unit(a.to[m], row, v, warp, a.in, by);
-  }
+  for (int m = 0; m < a.n; ++m) transform_raw(a.to[m], row, raw, v, a.in, a.suh[m], largest[m]);
 }
-bool fits_registers(int in) { return (in / 128 + 3) / 4 <= most_row_threads / 32; } // one unit a warp
 
 // The tile that keeps all multiprocessors busy for the shortest time.
 int32_t best_tile(int64_t n_rows, int64_t chunks, int64_t multiprocessors) {

@@ -145,6 +145,18 @@ __device__ __forceinline__ float scale_row(const gemm_rows& to, int64_t row, uin
   return __int_as_float((exponent + 127) << 23);
 }
 
+// What transform_row does for a row whose unit `raw` each warp holds. v: for its use. Once a kernel for each `largest`.
+__device__ __forceinline__ void transform_raw(const gemm_rows& to, int64_t row, const float (&raw)[2][8],
+                                              float (&v)[2][8], int in, const uint16_t* suh,
+                                              uint32_t (&largest)[most_row_threads / 32]) {
+  const int warp = threadIdx.x / 32;
+  sign_unit(v, raw, warp, in, suh);
+  write_unit(to, row, v, warp, in, scale_row(to, row, largest_of_block(largest_of_unit(v), largest)));
+}
+__host__ __device__ constexpr bool fits_registers(int in) { // one unit a warp
+  return (in / 128 + 3) / 4 <= most_row_threads / 32;
+}
+
 // A block of row_threads(in) writes row `row` of `to`; `in` is a multiple of 128. read(k): elements k .. k + 3 for k %
 // 4
 // == 0.

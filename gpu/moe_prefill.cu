@@ -21,8 +21,8 @@ constexpr int64_t most_part = 1 << 20; // rows whose pairs are sorted together
 // An expert's rows are cut into whole tiles of the largest size; the rest goes to the list of the smallest that takes
 // it.
 constexpr int segment_lists = 3;
-constexpr int32_t large_tile = 256, middle_tile = 64, small_tile = 32;
-constexpr int32_t list_tile[segment_lists] = {large_tile, middle_tile, small_tile};
+constexpr int32_t large_tile = 256;
+__host__ __device__ constexpr int32_t list_tile(int list) { return list == 0 ? large_tile : list == 1 ? 64 : 32; }
 
 // In device memory.
 struct sorted_rows {
@@ -46,15 +46,12 @@ struct prefill_args {
 };
 
 // Inclusive sums over the threads of a block of plan_threads.
-__device__ int4 sum_to_here(int4 v, int4* shared) {
+__device__ int sum_to_here(int v, int32_t* shared) {
   const int me = threadIdx.x;
   for (int step = 1; step < plan_threads; step *= 2) {
     shared[me] = v;
     __syncthreads();
-    if (me >= step) {
-      const int4 before = shared[me - step];
-      v = make_int4(v.x + before.x, v.y + before.y, v.z + before.z, v.w + before.w);
-    }
+    if (me >= step) v += shared[me - step];
     __syncthreads();
   }
   return v;
@@ -62,8 +59,7 @@ __device__ int4 sum_to_here(int4 v, int4* shared) {
 
 // One block: the sorted rows of each expert, then the segments of those in the slab.
 __global__ void __launch_bounds__(plan_threads) plan_segments_kernel(prefill_args a) {
-  __shared__ int32_t count[plan_threads];
-  __shared__ int4 sums[plan_threads];
+  __shared__ int32_t count[plan_threads], sums[plan_threads];
   const int me = threadIdx.x, n_pairs = a.m.rows * a.m.k;
   count[me] = 0;
   __syncthreads();
@@ -73,52 +69,61 @@ __global__ void __launch_bounds__(plan_threads) plan_segments_kernel(prefill_arg
   }
   __syncthreads();
   const int all = count[me], all_rows = (all + 7) / 8 * 8;
-  const int first = sum_to_here(make_int4(all_rows, 0, 0, 0), sums).x - all_rows;
-  const int begin = max(first, a.slab), n = max(min(first + all, a.slab + a.slab_rows) - begin, 0);
-  const int whole = n / large_tile, rest = n % large_tile;
-  const int list = rest > middle_tile ? 0 : rest > small_tile ? 1 : 2;
-  const int4 sum = sum_to_here(
-      make_int4(whole + (rest > 0 && list == 0), rest > 0 && list == 1, rest > 0 && list == 2, all_rows), sums);
-  if (me == plan_threads - 1) {
-    a.s.n_segments[0] = sum.x;
-    a.s.n_segments[1] = sum.y;
-    a.s.n_segments[2] = sum.z;
-    *a.s.n_rows = sum.w;
+  const int end = sum_to_here(all_rows, sums), first = end - all_rows;
+  if (me == plan_threads - 1) *a.s.n_rows = end;
+  if (me < a.m.n_experts) {
+    a.s.count[me] = all;
+    a.s.first_row[me] = first;
   }
-  if (me >= a.m.n_experts) return;
-  a.s.count[me] = all;
-  a.s.first_row[me] = first;
-  const int group = (begin - a.slab) / 8, own = whole + (rest > 0 && list == 0); // in the list of large tiles
-  for (int i = 0; i < whole; ++i) a.s.segments[0][sum.x - own + i] = {me, group + i * (large_tile / 8), large_tile};
-  if (rest == 0) return;
-  const int at = (list == 0 ? sum.x : list == 1 ? sum.y : sum.z) - 1;
-  a.s.segments[list][at] = {me, group + whole * (large_tile / 8), rest};
+  const int begin = max(first, a.slab), n = max(min(first + all, a.slab + a.slab_rows) - begin, 0);
+  const int whole = n / large_tile, rest = n % large_tile, group = (begin - a.slab) / 8;
+  int list = 0; // of the rest
+  while (list + 1 < segment_lists && rest <= list_tile(list + 1)) ++list;
+  for (int l = 0; l < segment_lists; ++l) {
+    const int own = (l == 0 ? whole : 0) + (rest > 0 && list == l), to = sum_to_here(own, sums), at = to - own;
+    if (me == plan_threads - 1) a.s.n_segments[l] = to;
+    for (int i = 0; i < own; ++i) {
+      const int done = l == 0 ? i : whole;
+      a.s.segments[l][at + i] = {me, group + done * (large_tile / 8), min(n - done * large_tile, large_tile)};
+    }
+  }
 }
 
-// A block an expert: its pairs in ascending order. A thread owns a run of neighbouring pairs.
+// A block an expert: its pairs in ascending order, four neighbours a thread at a time.
 __global__ void __launch_bounds__(place_threads) place_pairs_kernel(prefill_args a) {
-  __shared__ int32_t before[place_threads];
-  const int e = blockIdx.x, me = threadIdx.x, n = a.s.count[e], n_pairs = a.m.rows * a.m.k;
+  constexpr int warps = place_threads / 32;
+  __shared__ int32_t found[2][warps]; // by the warps of a turn
+  const int e = blockIdx.x, me = threadIdx.x, lane = me % 32, warp = me / 32, n_pairs = a.m.rows * a.m.k;
+  const int n = a.s.count[e], first_row = a.s.first_row[e];
   if (n == 0) return;
-  const int each = (n_pairs + place_threads - 1) / place_threads, begin = min(me * each, n_pairs),
-            end = min(begin + each, n_pairs);
-  int mine = 0;
-  for (int p = begin; p < end; ++p) mine += a.m.ids[p] - a.m.first == e ? 1 : 0;
-  before[me] = mine;
-  __syncthreads();
-  for (int step = 1; step < place_threads; step *= 2) {
-    const int other = me >= step ? before[me - step] : 0;
-    __syncthreads();
-    before[me] += other;
-    __syncthreads();
-  }
-  int row = a.s.first_row[e] + before[me] - mine;
-  for (int p = begin; mine > 0 && p < end; ++p)
-    if (a.m.ids[p] - a.m.first == e) {
-      a.s.pair[row] = p;
-      a.s.place[p] = row++;
+  int before = 0;
+  for (int base = 0, turn = 0; base < n_pairs && before < n; base += 4 * place_threads, turn ^= 1) {
+    const int first = base + 4 * me;
+    uint32_t mine = 0; // a bit each
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (first + i < n_pairs && a.m.ids[first + i] - a.m.first == e) mine |= 1U << i;
+    int to_here = __popc(mine);
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xFFFFFFFF, to_here, step);
+      if (lane >= step) to_here += other;
     }
-  if (me < (n + 7) / 8 * 8 - n) a.s.pair[a.s.first_row[e] + n + me] = -1;
+    if (lane == 31) found[turn][warp] = to_here;
+    __syncthreads();
+    int row = first_row + before + to_here - __popc(mine);
+#pragma unroll
+    for (int w = 0; w < warps; ++w) {
+      if (w < warp) row += found[turn][w];
+      before += found[turn][w];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if ((mine >> i & 1) != 0) {
+        a.s.pair[row] = first + i;
+        a.s.place[first + i] = row++;
+      }
+  }
+  if (me < (n + 7) / 8 * 8 - n) a.s.pair[first_row + n + me] = -1;
 }
 
 // The pair of row `at` of the slab, -1: there is none.
@@ -127,13 +132,22 @@ __device__ int pair_at(const prefill_args& a, int at) {
   return row < *a.s.n_rows ? a.s.pair[row] : -1;
 }
 
-// A block a row of the slab and part: gate and up of a row side by side, so that the second finds x in L2.
+// A block a row of the slab: for gate and for up, from one reading where a warp holds all it has of the row.
 __global__ void __launch_bounds__(most_row_threads) transform_pairs_kernel(prefill_args a) {
-  const int row = static_cast<int>(blockIdx.x / 2), part = static_cast<int>(blockIdx.x % 2), pair = pair_at(a, row);
+  const int row = blockIdx.x, pair = pair_at(a, row), warp = static_cast<int>(threadIdx.x) / 32;
   if (pair < 0) return;
-  const trellis_view& w = a.m.table[(a.m.ids[pair] - a.m.first) * 3 + part].trellis;
+  const matrix_view* w = a.m.table + (a.m.ids[pair] - a.m.first) * 3;
   const row_reader x{a.m.x + static_cast<int64_t>(pair / a.m.k) * a.m.dim, a.m.dim};
-  transform_row(a.x[part], row, w.in, w.suh, x);
+  const int in = w[0].trellis.in;
+  if (!fits_registers(in)) {
+    transform_row(a.x[0], row, in, w[0].trellis.suh, x);
+    __syncthreads(); // the largest of all is read
+    return transform_row(a.x[1], row, in, w[1].trellis.suh, x);
+  }
+  __shared__ uint32_t largest[2][most_row_threads / 32];
+  float raw[2][8], v[2][8];
+  read_raw_unit(raw, warp, in, x);
+  for (int part = 0; part < 2; ++part) transform_raw(a.x[part], row, raw, v, in, w[part].trellis.suh, largest[part]);
 }
 
 // A block a row of the slab: the activation, ready for the down product.
@@ -228,7 +242,7 @@ void multiply_lists(gemm_args g, const prefill_args& a, const cuda_lane& lane) {
   for (int i = 0; i < segment_lists; ++i) {
     g.segments = a.s.segments[i];
     g.n_segments = a.s.n_segments + i;
-    g.tile_rows = list_tile[i];
+    g.tile_rows = list_tile(i);
     trellis_gemm_any(g, lane);
   }
 }
@@ -263,7 +277,7 @@ void run_slab(const prefill_args& a, const cuda_expert_set& set, const cuda_lane
     place_pairs_kernel<<<set.n_experts, place_threads, 0, lane.on>>>(a);
     cuda_check_launch("experts: places");
   }
-  transform_pairs_kernel<<<2 * a.slab_rows, row_threads(set.gate.trellis.in), 0, lane.on>>>(a);
+  transform_pairs_kernel<<<a.slab_rows, row_threads(set.gate.trellis.in), 0, lane.on>>>(a);
   cuda_check_launch("experts: rows");
   multiply_experts(a, set, lane);
   const auto kernel = in_fours(a.m.dim, {a.m.y, a.outputs}) ? sum_sorted_kernel<true> : sum_sorted_kernel<false>;

@@ -113,6 +113,10 @@ __global__ void __launch_bounds__(32 * tile_warps, 1) many_rows_kernel(plain_pro
   if (n >= p.out) return;
   const int first_out = min(n, p.out - tile);
   const int64_t step = static_cast<int64_t>(gridDim.y) * row_warps * tile;
+  // Of the warps that share rows one asks for what comes three chunks later: a lane a line of 128 bytes.
+  constexpr int ahead = 3 * plain_slices::chunk;
+  static_assert(tile * plain_slices::chunk * 4 == 32 * 128);
+  const bool fetches = warp % p.outs == 0;
   for (int64_t r = (static_cast<int64_t>(blockIdx.y) * row_warps + warp / p.outs) * tile; r < p.rows; r += step) {
     const int64_t first = min(r, p.rows - tile);
     const float* x = p.x + first * p.x_stride;
@@ -122,6 +126,7 @@ __global__ void __launch_bounds__(32 * tile_warps, 1) many_rows_kernel(plain_pro
       const int end = min(p.in, (slice + 1) * p.slices.inputs);
 #pragma unroll 1
       for (int k = slice * p.slices.inputs + 4 * lane; k < end; k += plain_slices::chunk) {
+        if (fetches && k + ahead < p.in) fetch_line(x + lane / 4 * p.x_stride + k - 4 * lane + ahead + lane % 4 * 32);
         float w[tile][4];
 #pragma unroll
         for (int j = 0; j < tile; ++j) load_weights<How, true>(w[j], p.m, p.in, first_out + j, k);
