@@ -234,7 +234,6 @@ public:
                     bool inverse) = 0;            // x (R, heads, d): last 2 * n_frequencies elements, adjacent pairs
   virtual void quantise(tensor x, quantiser) = 0; // in place over the last dimension
   virtual void add(tensor y, tensor x) = 0;       // y += x
-  virtual void clear(tensor y) = 0;               // y = 0
   virtual void scale(tensor x, float by) = 0;
 
   // Streams (model.md 2.1).
@@ -269,7 +268,7 @@ public:
   virtual void experts(tensor y, tensor x, const expert_set&, tensor ids, tensor weights,
                        float limit) = 0; // y = sum over the slots this rank owns, in slot order
   virtual void gated_mlp(tensor y, tensor x, const matrix& gate, const matrix& up, const matrix& down,
-                         float limit) = 0; // y += E(x; 1); limit <= 0: no clamp
+                         float limit) = 0; // y = E(x; 1); limit <= 0: no clamp
 
   // Engram (engram.md section 5).
   virtual void dequant_rows(tensor y, tensor records, engram_format,

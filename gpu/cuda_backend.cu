@@ -137,7 +137,6 @@ public:
   }
   void quantise(tensor x, quantiser how) override { quantise_cuda(x, how, lane()); }
   void add(tensor y, tensor x) override { add_cuda(y, x, lane()); }
-  void clear(tensor y) override { clear_cuda(y, lane()); }
   void scale(tensor x, float by) override { scale_cuda(x, by, lane()); }
 
   void mix(const mix_args& a) override {

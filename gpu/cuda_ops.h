@@ -15,7 +15,6 @@ namespace troupe {
 void embed_cuda(tensor y, tensor table, int64_t first_id, tensor ids, const cuda_lane&); // table f32, bf16 or f16
 void copy_rows_cuda(tensor y, tensor y_rows, tensor x, tensor x_rows, const cuda_lane&); // rows of any type
 void add_cuda(tensor y, tensor x, const cuda_lane&);
-void clear_cuda(tensor y, const cuda_lane&); // y f32
 void scale_cuda(tensor x, float by, const cuda_lane&);
 void spread_cuda(tensor h, tensor x, const cuda_lane&);
 

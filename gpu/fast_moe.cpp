@@ -194,7 +194,6 @@ void gated_mlp_fast(vector_level level, host_threads& threads, moe_workspace& w,
   if (n_rows == 0) return;
   resize(w.gate, n_rows * gate.out);
   resize(w.up, n_rows * gate.out);
-  resize(w.down, n_rows * down.out);
   const auto rows = [&](int64_t first, int64_t n) {
     return mlp{&as_host(gate),
                &as_host(up),
@@ -202,17 +201,15 @@ void gated_mlp_fast(vector_level level, host_threads& threads, moe_workspace& w,
                x.f32() + first * gate.in,
                w.gate.data() + first * gate.out,
                w.up.data() + first * gate.out,
-               w.down.data() + first * down.out,
+               y.f32() + first * down.out,
                nullptr,
                n};
   };
-  const auto add_row = [&](int64_t r) { add(level, y.f32() + r * down.out, w.down.data() + r * down.out, down.out); };
   const int64_t parts = std::min<int64_t>(2 * threads.size(), n_rows / 8);
   if (parts >= threads.size()) {
     threads.for_each(parts, [&](int64_t i) {
       const int64_t first = n_rows * i / parts, last = n_rows * (i + 1) / parts;
       whole(level, rows(first, last - first), limit);
-      for (int64_t r = first; r < last; ++r) add_row(r);
     });
     return;
   }
@@ -220,7 +217,6 @@ void gated_mlp_fast(vector_level level, host_threads& threads, moe_workspace& w,
   const int64_t wide = panels_of_item(1, *e.gate, threads), deep = panels_of_item(1, *e.down, threads);
   threads.for_each(n_items(*e.gate, wide), [&](int64_t i) { first_half(level, e, i, wide, limit); });
   threads.for_each(n_items(*e.down, deep), [&](int64_t i) { second_half(level, e, i, deep); });
-  each_row(threads, n_rows, add_row);
 }
 
 } // namespace troupe

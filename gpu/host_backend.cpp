@@ -144,8 +144,6 @@ void host_backend::arg_max(tensor ids, tensor x, tensor x_rows, tensor y) {
   }
 }
 
-void host_backend::clear(tensor y) { std::memset(y.data, 0, static_cast<size_t>(y.size_bytes())); }
-
 void host_backend::scatter_entries(tensor cache, tensor x, tensor entries, quantiser how, const step_rows& rows) {
   scatter_entries_host(cache, x, entries, how, rows);
 }

@@ -40,7 +40,6 @@ public:
   void rope(tensor x, tensor positions, tensor frequencies, bool inverse) override;
   void quantise(tensor x, quantiser) override;
   void add(tensor y, tensor x) override;
-  void clear(tensor y) override;
   void scale(tensor x, float by) override;
 
   void mix(const mix_args&) override;

@@ -85,13 +85,10 @@ void experts_host(tensor y, tensor x, const expert_set& any, tensor ids, tensor 
 
 void gated_mlp_host(tensor y, tensor x, const matrix& gate, const matrix& up, const matrix& down, float limit) {
   const int64_t n_rows = x.n_elements() / gate.in;
-  thread_local std::vector<float> scratch, out;
-  out.resize(static_cast<size_t>(down.out));
-  for (int64_t r = 0; r < n_rows; ++r) {
-    expert_row(out.data(), x.f32() + r * gate.in, as_host(gate), as_host(up), as_host(down), 1, limit, scratch);
-    float* row = y.f32() + r * down.out;
-    for (int64_t i = 0; i < down.out; ++i) row[i] += out[i];
-  }
+  thread_local std::vector<float> scratch;
+  for (int64_t r = 0; r < n_rows; ++r)
+    expert_row(y.f32() + r * down.out, x.f32() + r * gate.in, as_host(gate), as_host(up), as_host(down), 1, limit,
+               scratch);
 }
 
 } // namespace troupe

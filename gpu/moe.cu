@@ -142,7 +142,7 @@ __global__ void sum_slots_kernel(moe_args a) {
   constexpr int batch = 8; // outputs on their way together
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, row = blockIdx.y;
   const auto is_here = [&](int slot) { // ids are older than the kernel before this one
-    const int e = slot < a.k ? a.ids[row * a.k + slot] - a.first : -1;
+    const int e = slot < a.k ? __ldcg(a.ids + row * a.k + slot) - a.first : -1;
     return e >= 0 && e < a.n_experts;
   };
   bool here[batch];
@@ -287,14 +287,13 @@ void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_vi
   const int64_t n_rows = x.n_elements() / gate.in;
   if (n_rows == 0) return;
   // The linears below use the rest of the scratch, half of it at least.
-  const int64_t row_bytes = (2 * gate.out + down.out) * 4;
+  const int64_t row_bytes = 2 * gate.out * 4;
   const int64_t slab = std::min<int64_t>(n_rows, (lane.scratch_bytes / 2 - 1024) / row_bytes);
   TROUPE_CHECK(slab > 0, "the scratch of a lane holds a row of a gated product");
   cuda_lane rest = lane;
   scratch_cut cut(lane);
   const tensor g(cut.take<float>(slab * gate.out), dtype::f32, {slab, gate.out});
   const tensor u(cut.take<float>(slab * gate.out), dtype::f32, {slab, gate.out});
-  const tensor out(cut.take<float>(slab * down.out), dtype::f32, {slab, down.out});
   rest.scratch += cut.used();
   rest.scratch_bytes -= cut.used();
   for (int64_t first = 0; first < n_rows; first += slab) {
@@ -304,8 +303,7 @@ void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_vi
     linears_cuda(both, n, rest);
     launch_early(gate_kernel, blocks_of(n * gate.out, 256), 256, 0, lane.on, "gated_mlp: activation", g.f32(), u.f32(),
                  n * gate.out, limit);
-    linear_cuda(out, g, down, n, gate.out, down.out, rest);
-    add_cuda(tensor(y.f32() + first * down.out, dtype::f32, {n, down.out}), out.slice(0, n), lane);
+    linear_cuda(tensor(y.f32() + first * down.out, dtype::f32, {n, down.out}), g, down, n, gate.out, down.out, rest);
   }
 }
 

@@ -34,7 +34,7 @@ void route_row(int32_t* ids, float* weights, float* score, const float* bias, in
 // A row with no expert here is zero. ids (R, k), weights (R, k), x (R, D); y is not x.
 void experts_host(tensor y, tensor x, const expert_set& set, tensor ids, tensor weights, float limit);
 
-// y (R, out) += the same with weight 1.
+// y (R, out) = the same of one expert with weight 1.
 void gated_mlp_host(tensor y, tensor x, const matrix& gate, const matrix& up, const matrix& down, float limit);
 
 // a[i] = silu(min(g[i], limit)) * clamp(u[i]) * weight, in place of g.

@@ -58,7 +58,7 @@ inline int padded_chunks(int n) { return (n + 127) / 128; } // Hadamard blocks o
 // lane's scratch.
 void experts_cuda(tensor y, tensor x, const cuda_expert_set&, tensor ids, tensor weights, float limit,
                   const cuda_lane&);
-// y += the gated product of three matrices of any formats.
+// y = the gated product of three matrices of any formats.
 void gated_mlp_cuda(tensor y, tensor x, const matrix_view& gate, const matrix_view& up, const matrix_view& down,
                     float limit, const cuda_lane&);
 

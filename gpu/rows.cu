@@ -88,12 +88,6 @@ template <bool Fours> __global__ void add_kernel(float* y, const float* x, int64
   device::store_four<Fours>(y, i, n, device::each_of(a, b, [](float p, float q) { return p + q; }));
 }
 
-template <bool Fours> __global__ void clear_kernel(float* y, int64_t n) {
-  begin_in_turn();
-  const int64_t i = 4 * device::element_piece();
-  if (i < n) device::store_four<Fours>(y, i, n, make_float4(0, 0, 0, 0));
-}
-
 template <bool Fours> __global__ void scale_kernel(float* x, float by, int64_t n) {
   begin_in_turn();
   const int64_t i = 4 * device::element_piece();
@@ -150,14 +144,6 @@ void add_cuda(tensor y, tensor x, const cuda_lane& lane) {
   const element_grid g = cover_elements((n + 3) / 4);
   const auto kernel = in_fours(n, {y.data, x.data}) ? add_kernel<true> : add_kernel<false>;
   launch_early(kernel, g.grid, g.block, 0, lane.on, "add", y.f32(), x.f32(), n);
-}
-
-void clear_cuda(tensor y, const cuda_lane& lane) {
-  const int64_t n = y.n_elements();
-  if (n == 0) return;
-  const element_grid g = cover_elements((n + 3) / 4);
-  const auto kernel = in_fours(n, {y.data}) ? clear_kernel<true> : clear_kernel<false>;
-  launch_early(kernel, g.grid, g.block, 0, lane.on, "clear", y.f32(), n);
 }
 
 void scale_cuda(tensor x, float by, const cuda_lane& lane) {

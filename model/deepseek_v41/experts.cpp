@@ -6,10 +6,7 @@ namespace troupe::deepseek_v41 {
 void begin_shared_expert(step_context& ctx, const moe_weights& w, tensor x) {
   if (!w.shared_gate) return;
   const tensor y = ctx.b.shared.slice(0, ctx.rows.n);
-  ctx.be.beside([&] {
-    ctx.be.clear(y);
-    ctx.be.gated_mlp(y, x, *w.shared_gate, *w.shared_up, *w.shared_down, ctx.c.swiglu_limit);
-  });
+  ctx.be.beside([&] { ctx.be.gated_mlp(y, x, *w.shared_gate, *w.shared_up, *w.shared_down, ctx.c.swiglu_limit); });
 }
 
 tensor run_experts(step_context& ctx, const moe_weights& w, int32_t n_active, tensor y, tensor x) {

@@ -151,7 +151,7 @@ TEST_CASE("cuda experts: unpacked formats") {
   }
 }
 
-TEST_CASE("cuda experts: a shared expert is added to what is there") {
+TEST_CASE("cuda experts: a shared expert takes the place of what is there") {
   twins t;
   const expert_samples s = trellis_experts(stored_matrix::codebook::mul1, 10, 10, 1, 256, 256);
   const twin_tensor x = t.floats({5, 256}, 1, 0.5F), y = t.floats({5, 256}, 2);

@@ -75,6 +75,12 @@ struct moe_case {
     return t;
   }
   std::vector<float> result() const { return {y.f32(), y.f32() + y.n_elements()}; }
+  // Of the shared expert, for rows [first, first + n) of x.
+  std::vector<float> gated(float limit, int64_t first = 0, int64_t n = rows) {
+    std::vector<float> out(static_cast<size_t>(n * dim), -7.0F); // whatever was there
+    b->gated_mlp(tensor(out.data(), dtype::f32, {n, dim}), x.slice(first, n), *gate, *up, *down, limit);
+    return out;
+  }
 };
 
 const host_backend_config scalar = {.n_threads = 1, .scalar_only = true};
@@ -128,11 +134,12 @@ TEST_CASE("moe: experts and the shared expert follow the formula, clamp included
   moe_case c(scalar);
   constexpr float limit = 3; // low enough to act on this input
   c.b->experts(c.y, c.x, *c.all, c.ids, c.slot_weights, limit);
-  c.b->gated_mlp(c.y, c.x, *c.gate, *c.up, *c.down, limit);
-  std::vector<float> expected;
+  std::vector<float> expected, expected_shared;
   for (int64_t r = 0; r < rows; ++r) {
     const std::vector<double> x(c.x_values.begin() + r * dim, c.x_values.begin() + (r + 1) * dim);
-    std::vector<double> sum = expert_exact(c, 0, x, 1, limit);
+    const std::vector<double> shared = expert_exact(c, 0, x, 1, limit);
+    expected_shared.insert(expected_shared.end(), shared.begin(), shared.end());
+    std::vector<double> sum(dim);
     for (int64_t j = 0; j < k; ++j) {
       const auto part = expert_exact(c, c.ids.i32()[r * k + j], x, c.slot_weights.f32()[r * k + j], limit);
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
@@ -140,23 +147,24 @@ TEST_CASE("moe: experts and the shared expert follow the formula, clamp included
     expected.insert(expected.end(), sum.begin(), sum.end());
   }
   CHECK(rms_error(c.result(), expected) < 1e-6);
+  CHECK(rms_error(c.gated(limit), expected_shared) < 1e-6);
 }
 
 TEST_CASE("moe: grouping rows by expert, vectors and threads change no bit") {
   moe_case twin(scalar);
   twin.b->experts(twin.y, twin.x, *twin.all, twin.ids, twin.slot_weights, 10);
-  twin.b->gated_mlp(twin.y, twin.x, *twin.gate, *twin.up, *twin.down, 0);
+  const std::vector<float> gated = twin.gated(0);
   for (int n_threads : {1, 2, 3}) {
     moe_case c({.n_threads = n_threads});
     CHECK(std::memcmp(c.ids.data, twin.ids.data, static_cast<size_t>(c.ids.size_bytes())) == 0);
     CHECK(std::memcmp(c.slot_weights.data, twin.slot_weights.data, static_cast<size_t>(c.ids.size_bytes())) == 0);
     c.b->experts(c.y, c.x, *c.all, c.ids, c.slot_weights, 10);
-    c.b->gated_mlp(c.y, c.x, *c.gate, *c.up, *c.down, 0);
     CHECK(c.result() == twin.result());
+    CHECK(c.gated(0) == gated);
     // A row alone has the bits it has among others.
     c.b->experts(c.y.slice(4, 1), c.x.slice(4, 1), *c.all, c.ids.slice(4, 1), c.slot_weights.slice(4, 1), 10);
-    c.b->gated_mlp(c.y.slice(4, 1), c.x.slice(4, 1), *c.gate, *c.up, *c.down, 0);
     CHECK(c.result() == twin.result());
+    CHECK(c.gated(0, 4, 1) == std::vector<float>(gated.begin() + 4 * dim, gated.begin() + 5 * dim));
   }
 }
 
