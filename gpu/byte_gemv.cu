@@ -53,7 +53,7 @@ struct listed_columns {
 
   __device__ void fetch_early(int column, int lane) const {
     const int m = matrix_of(column);
-    if (lane < 2) fetch_line(a.of[m].w.svh + (column - a.first_column[m]) * chunk_columns + lane * 64);
+    fetch_lines(a.of[m].w.svh + (column - a.first_column[m]) * chunk_columns, 2 * chunk_columns, lane, 32);
   }
   struct ready {
     row_scale scale;

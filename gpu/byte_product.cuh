@@ -309,10 +309,10 @@ private:
         fence_device(); // and, by the barrier before it, what the other threads added
         s_.is_last = atomicAdd(counters_ + owner, n_bands) + n_bands == line_.bands;
         if (s_.is_last) counters_[owner] = 0;
+        fence_device(); // what the other blocks added before they counted: by the barrier, for all threads
       }
       sync_multipliers();
       if (!s_.is_last) return;
-      fence_device();
       each_word(n_rows, [&](int part, int g, int at) {
         int* v = &mine[part][g].x;
 #pragma unroll

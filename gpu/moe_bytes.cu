@@ -30,8 +30,9 @@ template <int First, int Jobs>
 __global__ void __launch_bounds__(pack_threads) pack_runs_kernel(moe_args a, run_codes to, int n_sharers) {
   const row_sharer me(blockIdx.x, n_sharers);
   const int which = blockIdx.y, pair = static_cast<int>(blockIdx.x) / n_sharers;
-  // Ids are older than the kernel before this one, which made the runs or multiplied them.
-  const int expert = a.ids[pair] - a.first;
+  // Ids are older than the kernel before this one, which made the runs or multiplied them; from the L2, since no cache
+  // of a multiprocessor need know of a kernel that nothing here has waited for.
+  const int expert = __ldcg(a.ids + pair) - a.first;
   if (expert < 0 || expert >= a.n_experts) return begin_in_turn();
   const matrix_view& m = a.table[expert * 3 + First + which];
   const float* x =
@@ -49,11 +50,11 @@ struct gate_up_columns {
   run_codes from;
   int32_t chunks, rate;
 
-  __device__ int32_t n_items() const { return *a.list.n_runs * chunks; }
+  __device__ int32_t n_items() const { return __ldcg(a.list.n_runs) * chunks; } // early, like ids
   __device__ int32_t rows() const { return from.in / 16; }
   __device__ int run_of(int column) const { return column / (2 * chunks); }
   __device__ const trellis_view& matrix(int column) const {
-    return a.table[a.list.runs[run_of(column)].expert * 3 + column % 2].trellis;
+    return a.table[__ldcg(&a.list.runs[run_of(column)].expert) * 3 + column % 2].trellis;
   }
   __device__ const uint32_t* words(int column) const {
     return matrix(column).words + static_cast<int64_t>(column / 2 % chunks) * rows() * (32 * rate);
@@ -62,7 +63,7 @@ struct gate_up_columns {
   __device__ const uint8_t* codes(int column) const { return from.of(run_of(column), column % 2); }
 
   __device__ void fetch_early(int column, int lane) const {
-    if (lane < 2) fetch_line(matrix(column).svh + column / 2 % chunks * chunk_columns + lane * 64);
+    fetch_lines(matrix(column).svh + column / 2 % chunks * chunk_columns, 2 * chunk_columns, lane, 32);
   }
   struct ready {
     row_scale gate, up;
@@ -102,10 +103,10 @@ struct down_columns {
   run_codes from;
   int32_t chunks, rate;
 
-  __device__ int32_t n_items() const { return *a.list.n_runs * chunks; }
+  __device__ int32_t n_items() const { return __ldcg(a.list.n_runs) * chunks; } // early, like ids
   __device__ int32_t rows() const { return from.in / 16; }
   __device__ const trellis_view& matrix(int column) const {
-    return a.table[a.list.runs[column / chunks].expert * 3 + 2].trellis;
+    return a.table[__ldcg(&a.list.runs[column / chunks].expert) * 3 + 2].trellis;
   }
   __device__ const uint32_t* words(int column) const {
     return matrix(column).words + static_cast<int64_t>(column % chunks) * rows() * (32 * rate);
@@ -114,7 +115,7 @@ struct down_columns {
   __device__ const uint8_t* codes(int column) const { return from.of(column / chunks, 0); }
 
   __device__ void fetch_early(int column, int lane) const {
-    if (lane < 2) fetch_line(matrix(column).svh + column % chunks * chunk_columns + lane * 64);
+    fetch_lines(matrix(column).svh + column % chunks * chunk_columns, 2 * chunk_columns, lane, 32);
   }
   struct ready {
     row_scale scale;
