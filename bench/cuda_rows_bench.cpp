@@ -26,7 +26,8 @@ public:
     if (wants("select_entries")) select();
     if (wants("mix") || wants("fold_norm") || wants("expand") || wants("engram_gate")) streams();
     if (wants("route")) route();
-    if (wants("rms_norm") || wants("rope") || wants("quantise") || wants("write_rings") || wants("dequant_rows"))
+    if (wants("rms_norm") || wants("rope") || wants("quantise") || wants("write_rings") || wants("dequant_rows") ||
+        wants("receive"))
       small();
   }
 
@@ -176,11 +177,18 @@ private:
         "quantise", [&] { b_.quantise(index_q, quantiser::fp4_e8m0_32); }, index_q, bytes(index_q));
     time(
         "write_rings", [&] { b_.write_rings(rings, kv, r); }, rings, bytes(kv));
-    if (!wants("dequant_rows")) return;
+    if (!wants("dequant_rows") && !wants("receive")) return;
     const tensor records = b_.allocate(dtype::u8, {n_, engram_columns, engram_bytes}, "bench");
     const tensor y = b_.allocate(dtype::f32, {n_, engram_columns, engram_width}, "bench");
     time(
         "dequant_rows", [&] { b_.dequant_rows(y, records, engram_format::fp8, engram_width); }, y, bytes(y) / 2);
+    // Two layers' records of a step through a mailbox that was posted before: the link of the host bounds it.
+    const tensor second = b_.allocate(dtype::u8, {n_, engram_columns, engram_bytes}, "bench");
+    const auto mail = b_.make_mailbox(2 * mailbox::behind(0, records.size_bytes()), "bench");
+    mail->post();
+    const tensor both[] = {records, second};
+    time(
+        "receive", [&] { b_.receive(both, *mail); }, y, bytes(records) + bytes(second));
   }
 
   backend& b_;
