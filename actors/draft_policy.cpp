@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t first_rounds = 15;    // at none, all and half of the drafts in turn: medians of five
 constexpr int64_t plain_every = 256;    // steps with drafts need plain ones to compare with
 constexpr int32_t plain_run = 3;        // at a time: a median
-constexpr double trial_share = 0.004;   // of the time, and as much for the first trial of new sequences
+constexpr double trial_share = 0.005;   // of the time, and as much for the first trial of new sequences
 constexpr double sure_part = 0.7;       // of the drafts of a trial are expected to be right
 constexpr int32_t longest_run = 9;      // as many as a median of step_costs stands on
 constexpr int64_t tokens_of_trial = 16; // between two of a sequence at least: its text is the same as before
@@ -185,13 +185,22 @@ void draft_policy::try_again(std::span<request> requests) {
   }
 }
 
+// Of each sequence that is tried in this step, beside those that drafts are made for anyway.
+double draft_policy::cost_of_trial(const measured& m) const {
+  const int64_t n_others = std::max<int64_t>(m.n_drafted - n_tried_, 0);
+  const double all = costs_.drafting(m.n_sequences, step_costs::making::again).at(static_cast<double>(m.n_drafted)),
+               others = n_others == 0 ? 0 : costs_.drafting(m.n_sequences).at(static_cast<double>(n_others));
+  return std::max(all - others, 0.0) / static_cast<double>(n_tried_);
+}
+
 void draft_policy::observe_step(const measured& m) {
   const int64_t draft_us = m.n_drafted > 0 ? m.draft_us : 0, rows_us = std::max<int64_t>(m.step_us - draft_us, 1);
   double steps = 0;
+  const auto how = n_tried_ > 0 && !goes_on_ ? step_costs::making::again : step_costs::making::each_round;
   if (!m.has_prompts && m.n_sequences > 0)
-    steps = costs_.observe(m.n_sequences, m.n_rows, rows_us, m.n_drafted, draft_us);
-  const auto n = static_cast<double>(m.n_drafted), n_new = static_cast<double>(n_new_tried_);
-  const double each = n_tried_ > 0 && m.n_drafted > 0 ? costs_.drafting(m.n_sequences).at(n) / n : 0;
+    steps = costs_.observe(m.n_sequences, m.n_rows, rows_us, m.n_drafted, draft_us, how);
+  const double each = n_tried_ > 0 && m.n_drafted > 0 ? cost_of_trial(m) : 0;
+  const auto n_new = static_cast<double>(n_new_tried_);
   const bool is_deep = limits_.is_adaptive && round_ == round::deep && steps > 0;
   const double won = is_deep ? static_cast<double>(m.n_gained) / static_cast<double>(m.n_sequences) - steps : 0;
   const bool is_paid = goes_on_; // by what the round before won

@@ -81,6 +81,7 @@ private:
   size_t best(int64_t n_sequences, int64_t n_other_rows, int64_t n_drafting);
   void ask_for_paying(std::span<request>, int64_t n_sequences);
   void try_again(std::span<request>);
+  double cost_of_trial(const measured&) const;
 
   draft_limits limits_;
   draft_belief belief_;

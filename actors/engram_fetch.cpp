@@ -7,6 +7,8 @@
 #include <caf/all.hpp>
 
 #include <algorithm>
+#include <optional>
+#include <system_error>
 #include <unordered_map>
 
 namespace troupe {
@@ -43,22 +45,36 @@ std::span<const int32_t> before(const sequence_tail& tail, int64_t start) {
   return std::span(tail.tokens).first(static_cast<size_t>(std::clamp<int64_t>(n, 0, tail.tokens.size())));
 }
 
+bool is_timeout(const std::exception& e) {
+  const auto* of_system = dynamic_cast<const std::system_error*>(&e);
+  return of_system != nullptr && of_system->code() == std::errc::timed_out;
+}
+
 // What could not be read, by sequence; the other sequences' rows are in the staging slot, each in its place. Those of
-// the failed ones become zero: a step that is under way computes with them, and what it gives is thrown away.
+// the failed ones become zero: a step that is under way computes with them, and what it gives is thrown away. Behind a
+// read that hangs none is tried: their step has waited long enough.
 std::vector<sequence_failure> read_each(fetch_state& s, const step_plan& plan, std::span<std::byte> to) {
   std::vector<sequence_failure> failures;
+  std::optional<std::string> hangs;
   size_t at = 0;
   for (size_t i = 0; i < s.rows.size(); ++i) {
     const size_t n = s.rows[i].tokens.size() * static_cast<size_t>(s.records->record_bytes());
     const auto mine = to.subspan(at, n);
-    try {
-      s.tables->read(std::span(s.rows).subspan(i, 1), mine);
-    } catch (const std::exception& e) {
-      std::fill(mine.begin(), mine.end(), std::byte{});
-      spdlog::error("engram_fetch: {}", e.what());
-      failures.push_back({plan.rows[i].id, e.what(), 503});
-    }
     at += n;
+    std::string why;
+    try {
+      if (!hangs) {
+        s.tables->read(std::span(s.rows).subspan(i, 1), mine);
+        continue;
+      }
+      why = *hangs;
+    } catch (const std::exception& e) {
+      why = e.what();
+      spdlog::error("engram_fetch: {}", why);
+      if (is_timeout(e)) hangs = why;
+    }
+    std::fill(mine.begin(), mine.end(), std::byte{});
+    failures.push_back({plan.rows[i].id, why, 503});
   }
   return failures;
 }
@@ -105,7 +121,15 @@ std::vector<sequence_failure> read_rows(fetch_state& s, const step_placed& place
   std::vector<sequence_failure> failures;
   try {
     s.tables->read(s.rows, to);
-  } catch (const std::exception&) { failures = read_each(s, plan, to); }
+  } catch (const std::exception& e) {
+    if (is_timeout(e)) {
+      spdlog::error("engram_fetch: {}", e.what());
+      std::fill(to.begin(), to.end(), std::byte{});
+      failures = fail_all(plan, e.what());
+    } else {
+      failures = read_each(s, plan, to);
+    }
+  }
   if (!s.tails.empty())
     for (const auto& r : plan.rows) s.tails.erase(r.id);
   return failures;

@@ -15,7 +15,7 @@
 namespace troupe {
 
 // load_atom: opens the tables on its own thread; an error says what failed. Sequences of steps that come all the same
-// are failed, and the tables are tried again.
+// are failed, and the tables are tried again. A step with a read that hangs fails alone: the reader gives it up.
 using engram_fetch_actor = caf::typed_actor<caf::reacts_to<step_placed>, caf::reacts_to<wiring>,
                                             caf::reacts_to<fetch_resumed>, caf::replies_to<load_atom>::with<bool>>;
 

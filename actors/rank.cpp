@@ -30,8 +30,8 @@ struct running_rank {
   std::optional<rank_state> sequences;
   scheduler_actor scheduler; // rank 0 only
   uint64_t epoch = 0, last_step = 0, cache = 0;
-  tier_disk_actor disk;                                        // may be none
-  std::unordered_map<entry_id, std::vector<std::byte>> coming; // from it, pieces so far
+  tier_disk_actor disk;                                      // may be none
+  std::unordered_map<entry_id, std::vector<uint8_t>> coming; // from it, pieces so far
 };
 using rank_pointer = rank_actor::stateful_pointer<running_rank>;
 
@@ -54,18 +54,19 @@ void send_orders(rank_pointer self, const step_placed& placed) {
   self->send(self->state.disk, std::move(out));
 }
 
-void take_entry(running_rank& s, const tier_arrived& piece) {
+void take_entry(running_rank& s, tier_arrived& piece) {
   if (piece.cache != s.cache || !s.parts.weights) return;
-  auto bytes = std::as_bytes(std::span(piece.bytes));
   const auto size = static_cast<size_t>(piece.size_bytes);
+  auto bytes = std::move(piece.bytes);
   if (bytes.size() < size) { // in pieces
     auto& all = s.coming[piece.where.entry];
     all.insert(all.end(), bytes.begin(), bytes.end());
     if (all.size() < size) return;
-    bytes = all;
+    bytes = std::move(all);
   }
   // Its checksum was right, so it was written for another shape: what builds on it fails when it is restored.
-  if (const auto why = s.sequences->arrive(piece.where, bytes, *s.parts.weights)) spdlog::error("rank: {}", *why);
+  if (const auto why = s.sequences->arrive(piece.where, std::move(bytes), *s.parts.weights))
+    spdlog::error("rank: {}", *why);
   s.coming.erase(piece.where.entry);
 }
 
@@ -203,7 +204,7 @@ rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
       [=](image_piece& piece) {
         if (const auto why = self->state.sequences->take(std::move(piece))) spdlog::warn("rank: refused {}", *why);
       },
-      [=](const tier_arrived& piece) { take_entry(self->state, piece); },
+      [=](tier_arrived& piece) { take_entry(self->state, piece); },
       [=](const wiring& w) {
         auto& s = self->state;
         if (w.epoch == s.epoch) return; // again, from a new engram_fetch

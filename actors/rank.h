@@ -35,7 +35,8 @@ struct rank_parts {
 };
 
 // How long a step waits for its side-table rows. Shorter than a collective waits for a rank, so that those of a group
-// hear of it. A read that hangs for longer holds up the steps behind it too, which the rank does not get until it ends.
+// hear of it. A read that hangs is given up sooner by the reader (storage/read_ring.h), and the steps behind it go on;
+// what hangs elsewhere, say in opening a file, holds them up until it ends.
 inline constexpr std::chrono::milliseconds rows_deadline{30000};
 
 struct rank_config {

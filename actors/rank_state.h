@@ -36,8 +36,8 @@ public:
   using write_order = std::function<void(const tier_write&, const std::optional<std::vector<std::byte>>&)>;
   void end(const step_placed&, std::span<const sequence_failure>, model&, const write_order& write = {});
   // An entry that was read from disk. A value: why it cannot be what was written.
-  std::optional<std::string> arrive(const tier_read& where, std::span<const std::byte> payload, const model& weights) {
-    return snapshots_.arrive(where, payload, weights);
+  std::optional<std::string> arrive(const tier_read& where, std::vector<uint8_t>&& payload, const model& weights) {
+    return snapshots_.arrive(where, std::move(payload), weights);
   }
   // Whether the model has use for the step before its side-table rows are there.
   bool runs_ahead(const step_plan&, const model&) const;

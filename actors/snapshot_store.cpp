@@ -42,7 +42,7 @@ void snapshot_store::clear() {
   size_bytes_ = 0;
 }
 
-std::vector<std::byte>& snapshot_store::slot(int32_t i) {
+snapshot_store::slot& snapshot_store::at(int32_t i) {
   TROUPE_CHECK(i >= 0, "a slot has a number");
   if (slots_.size() <= static_cast<size_t>(i)) slots_.resize(static_cast<size_t>(i) + 1);
   return slots_[static_cast<size_t>(i)];
@@ -50,15 +50,15 @@ std::vector<std::byte>& snapshot_store::slot(int32_t i) {
 
 int64_t snapshot_store::slots_bytes() const {
   int64_t sum = 0;
-  for (const auto& s : slots_) sum += static_cast<int64_t>(s.size());
+  for (const auto& s : slots_) sum += static_cast<int64_t>(s.saved.size() + s.read.size());
   return sum;
 }
 
 void snapshot_store::move(const block_move& m, model& weights) {
   switch (m.what) {
   case block_move::kind::copy: return weights.copy_block(m.from, m.to);
-  case block_move::kind::out: return weights.save_block(m.from, slot(m.to));
-  case block_move::kind::in: return weights.load_block(m.to, slot(m.from));
+  case block_move::kind::out: return weights.save_block(m.from, at(m.to).to_save());
+  case block_move::kind::in: return weights.load_block(m.to, at(m.from).bytes());
   }
 }
 
@@ -71,23 +71,32 @@ std::optional<std::vector<std::byte>> snapshot_store::payload(const tier_write& 
   }
   if (what.block >= 0)
     weights.save_block(what.block, block);
-  else if (what.slot >= 0)
-    block = slots_.at(static_cast<size_t>(what.slot));
+  else if (what.slot >= 0) {
+    const auto bytes = slots_.at(static_cast<size_t>(what.slot)).bytes();
+    block.assign(bytes.begin(), bytes.end());
+  }
   if (out.empty()) return block;
   out.insert(out.end(), block.begin(), block.end());
   return out;
 }
 
-std::optional<std::string> snapshot_store::arrive(const tier_read& where, std::span<const std::byte> payload,
+std::optional<std::string> snapshot_store::arrive(const tier_read& where, std::vector<uint8_t>&& payload,
                                                   const model& weights) {
   const auto block_bytes = static_cast<size_t>(where.slot >= 0 ? weights.block_bytes() : 0);
   const bool is_snapshot = where.snapshot != snapshot_id{};
   if (is_snapshot ? payload.size() <= block_bytes : payload.size() != block_bytes)
     return "expected an entry of " + std::to_string(block_bytes) + (is_snapshot ? " bytes and more" : " bytes") +
            ", found " + std::to_string(payload.size());
-  const auto of_block = payload.last(block_bytes), rest = payload.first(payload.size() - block_bytes);
-  if (where.slot >= 0) slot(where.slot).assign(of_block.begin(), of_block.end());
-  if (!is_snapshot) return std::nullopt;
+  if (!is_snapshot) {
+    if (where.slot < 0) return std::nullopt;
+    auto& s = at(where.slot);
+    s.saved = {};
+    s.read = std::move(payload);
+    return std::nullopt;
+  }
+  const auto all = std::as_bytes(std::span(payload));
+  const auto of_block = all.last(block_bytes), rest = all.first(all.size() - block_bytes);
+  if (where.slot >= 0) at(where.slot).to_save().assign(of_block.begin(), of_block.end());
   auto& bytes = bytes_[where.snapshot];
   size_bytes_ += static_cast<int64_t>(rest.size()) - static_cast<int64_t>(bytes.size());
   bytes.assign(rest.begin(), rest.end());

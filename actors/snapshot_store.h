@@ -27,19 +27,32 @@ public:
   // The bytes of an entry for the disk: of a snapshot its own, then those of its part of a block. nullopt: they are not
   // here, since their step failed.
   std::optional<std::vector<std::byte>> payload(const tier_write&, model&) const;
-  // The same bytes back, into the places that were ordered. A value: why they cannot be what was written.
-  std::optional<std::string> arrive(const tier_read&, std::span<const std::byte> payload, const model&);
+  // The same bytes back, into the places that were ordered; those of a block stay where they are. A value: why they
+  // cannot be what was written.
+  std::optional<std::string> arrive(const tier_read&, std::vector<uint8_t>&& payload, const model&);
 
   size_t n_snapshots() const { return bytes_.size(); }
   int64_t size_bytes() const { return size_bytes_; } // of the snapshots
   int64_t slots_bytes() const;
 
 private:
-  std::vector<std::byte>& slot(int32_t);
+  // Invariant: at most one of them holds anything.
+  struct slot {
+    std::vector<std::byte> saved; // of the device
+    std::vector<uint8_t> read;    // from disk
+    std::span<const std::byte> bytes() const {
+      return read.empty() ? std::span(saved) : std::as_bytes(std::span(read));
+    }
+    std::vector<std::byte>& to_save() {
+      read = {};
+      return saved;
+    }
+  };
+  slot& at(int32_t);
 
   std::unordered_map<snapshot_id, std::vector<std::byte>> bytes_;
   std::vector<std::byte> spare_; // of the last one dropped
-  std::vector<std::vector<std::byte>> slots_;
+  std::vector<slot> slots_;
   int64_t size_bytes_ = 0;
 };
 

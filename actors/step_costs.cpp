@@ -59,7 +59,8 @@ double step_costs::plain_us(const size& s, int64_t since) {
   return *middle;
 }
 
-double step_costs::observe(int64_t n_sequences, int64_t n_rows, int64_t step_us, int64_t n_drafted, int64_t draft_us) {
+double step_costs::observe(int64_t n_sequences, int64_t n_rows, int64_t step_us, int64_t n_drafted, int64_t draft_us,
+                           making how) {
   ++n_steps_;
   auto& s = sizes_[bucket(n_sequences)];
   const auto us = static_cast<double>(std::max<int64_t>(step_us, 1));
@@ -78,7 +79,7 @@ double step_costs::observe(int64_t n_sequences, int64_t n_rows, int64_t step_us,
     }
   }
   if (n_drafted == 0 || unit == 0) return measured;
-  auto& c = s.drafts[bucket(n_drafted)];
+  auto& c = (how == making::again ? s.again : s.drafts)[bucket(n_drafted)];
   c.rows = static_cast<double>(n_drafted);
   c.ratio.add(static_cast<double>(std::max<int64_t>(draft_us, 1)) / unit);
   return measured;
@@ -130,10 +131,11 @@ cost_curve step_costs::curve(int64_t n_sequences) const {
   return cost_curve(std::move(points), 1 / unit);
 }
 
-cost_curve step_costs::drafting(int64_t n_sequences) const {
+cost_curve step_costs::drafting(int64_t n_sequences, making how) const {
   int64_t found = 0;
-  const size* s = nearest(n_sequences, &size::drafts, found);
-  if (!s) return {};
+  const auto of = how == making::again ? &size::again : &size::drafts;
+  const size* s = nearest(n_sequences, of, found);
+  if (!s) return how == making::again ? drafting(n_sequences) : cost_curve();
   double scale = 1;
   if (const int64_t own = bucket(n_sequences); found != own) { // in the unit of the other number
     const auto same = sizes_.find(own);
@@ -144,7 +146,7 @@ cost_curve step_costs::drafting(int64_t n_sequences) const {
       scale = 1 / c.at(static_cast<double>(n_sequences));
   }
   std::vector<std::pair<double, double>> points;
-  for (const auto& [n, c] : s->drafts) points.emplace_back(c.rows, c.ratio.value());
+  for (const auto& [n, c] : s->*of) points.emplace_back(c.rows, c.ratio.value());
   if (points.size() == 1) points.insert(points.begin(), {0.0, points[0].second * fixed_part});
   return cost_curve(std::move(points), scale);
 }

@@ -50,13 +50,17 @@ private:
 // compared with the rest of its own step.
 class step_costs {
 public:
+  // Sequences that drafts are made for in every round, or some of them again after a while: then the drafter catches up
+  // with all that they gained since, which no round pays that follows another.
+  enum class making { each_round, again };
   // One call a step. `step_us`: without making drafts, which took `draft_us` for `n_drafted` sequences (0: none).
   // Returns what this step was measured to cost; 0: no plain one is near.
-  double observe(int64_t n_sequences, int64_t n_rows, int64_t step_us, int64_t n_drafted, int64_t draft_us);
+  double observe(int64_t n_sequences, int64_t n_rows, int64_t step_us, int64_t n_drafted, int64_t draft_us,
+                 making = making::each_round);
   // In plain steps of this many sequences; of the nearest number that has a curve, where this one has none.
   cost_curve curve(int64_t n_sequences) const;
   // Of making drafts, in the same unit, by the sequences that get them.
-  cost_curve drafting(int64_t n_sequences) const;
+  cost_curve drafting(int64_t n_sequences, making = making::each_round) const;
   // Steps of any number of sequences since the last plain one of this number; of none: since ever.
   int64_t n_since_plain(int64_t n_sequences) const;
 
@@ -68,7 +72,7 @@ private:
   struct size {
     std::array<std::pair<int64_t, double>, 5> plain{}; // (step, microseconds), the newest
     size_t n_plain = 0;
-    std::map<int64_t, cell> steps, drafts; // by bucket of rows; of sequences drafted for
+    std::map<int64_t, cell> steps, drafts, again; // by bucket of rows; of sequences drafted for
   };
   static double plain_us(const size&, int64_t since);
   const size* nearest(int64_t n_sequences, const std::map<int64_t, cell> size::*of, int64_t& found) const;

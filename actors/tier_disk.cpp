@@ -5,6 +5,7 @@
 #include "actors/kv_cache.h"
 #include "actors/rank.h"
 #include "storage/check.h"
+#include "storage/parallel.h"
 #include "storage/tier_files.h"
 
 #include <caf/all.hpp>
@@ -20,11 +21,13 @@ namespace {
 
 constexpr size_t listed_at_once = 1000; // entries of one message: about half a MiB
 constexpr size_t results_at_once = 16;  // kv_cache may hold a step until it hears something
+constexpr unsigned most_readers = 4;    // threads; what takes long is a page cache, or a disk that is asked once
 
 struct disk_state {
   static inline const char* name = "tier_disk";
   std::optional<tier_files> files;
   bool is_open = false, is_failing = false;
+  unsigned n_readers = 1;
   uint64_t cache = 0;
   rank_actor rank;
   kv_cache_actor kv_cache;
@@ -128,32 +131,53 @@ void take(tier_disk_pointer self, const tier_save& piece, counters& numbers) {
   tell(self);
 }
 
-void read(tier_disk_pointer self, const tier_read& where, std::vector<std::byte>& payload, counters& numbers) {
-  auto& s = self->state;
+// An entry that was read, and why it was not.
+struct found_entry {
+  std::vector<uint8_t> payload;
   std::optional<tier_error> why;
-  if (s.is_open) why = s.files->read(static_cast<uint64_t>(where.entry), payload);
-  const bool is_there = s.is_open && !why;
-  if (why) {
+};
+
+void send_found(tier_disk_pointer self, const tier_read& where, found_entry&& found, counters& numbers) {
+  auto& s = self->state;
+  const bool is_there = s.is_open && !found.why;
+  const size_t size = found.payload.size();
+  if (found.why) {
     ++numbers.disk_read_errors;
-    spdlog::warn("cache on disk: {}", why->what);
-  }
-  for (size_t at = 0; is_there && at < payload.size(); at += piece_bytes) {
-    const size_t n = std::min(piece_bytes, payload.size() - at);
-    tier_arrived out{s.cache, where, static_cast<int64_t>(payload.size()), static_cast<int64_t>(at), {}};
-    const auto* from = reinterpret_cast<const uint8_t*>(payload.data()) + at;
-    out.bytes.assign(from, from + n);
-    self->send(s.rank, std::move(out));
-  }
-  if (is_there) {
+    spdlog::warn("cache on disk: {}", found.why->what);
+  } else if (is_there) {
     ++numbers.disk_reads;
-    numbers.disk_bytes_read += static_cast<int64_t>(payload.size());
+    numbers.disk_bytes_read += static_cast<int64_t>(size);
+  }
+  tier_arrived out{s.cache, where, static_cast<int64_t>(size), 0, {}};
+  if (is_there && size > 0 && size <= piece_bytes) { // as it was read: the rank keeps this very memory
+    out.bytes = std::move(found.payload);
+    self->send(s.rank, std::move(out));
+  } else if (is_there) {
+    for (size_t at = 0; at < size; at += piece_bytes) {
+      const auto* from = found.payload.data() + at;
+      out.offset = static_cast<int64_t>(at);
+      out.bytes.assign(from, from + std::min(piece_bytes, size - at));
+      self->send(s.rank, out);
+    }
   }
   s.done.results.push_back({where.entry, false, is_there});
 }
 
+void read_some(tier_disk_pointer self, std::span<const tier_read> reads, counters& numbers) {
+  auto& s = self->state;
+  std::vector<found_entry> found(reads.size());
+  if (s.is_open)
+    for_each_parallel(reads.size(), s.n_readers, [&](size_t i) {
+      found[i].why = s.files->read(static_cast<uint64_t>(reads[i].entry), found[i].payload);
+    });
+  for (size_t i = 0; i < reads.size(); ++i) send_found(self, reads[i], std::move(found[i]), numbers);
+  tell(self);
+}
+
 tier_disk_actor::behavior_type tier_disk_behavior(tier_disk_pointer self, tier_disk_config config,
-                                                  std::shared_ptr<counters> numbers) {
+                                                  std::shared_ptr<counters> numbers, bool detached) {
   guard(self);
+  if (detached) self->state.n_readers = std::min(most_readers, n_cores());
   return {
       [=](const tier_wiring& w) { begin(self, config, w); },
       [=](const tier_save& piece) {
@@ -167,12 +191,9 @@ tier_disk_actor::behavior_type tier_disk_behavior(tier_disk_pointer self, tier_d
         if (orders.cache != s.cache) return;
         if (s.is_open)
           for (const auto id : orders.removes) s.files->remove(id);
-        std::vector<std::byte> payload;
-        for (const auto& r : orders.reads) {
-          read(self, r, payload, *numbers);
-          if (s.done.results.size() >= results_at_once) tell(self);
-        }
-        tell(self);
+        const std::span reads(orders.reads);
+        for (size_t at = 0; at < reads.size(); at += results_at_once)
+          read_some(self, reads.subspan(at, std::min(results_at_once, reads.size() - at)), *numbers);
       },
   };
 }
@@ -181,8 +202,8 @@ tier_disk_actor::behavior_type tier_disk_behavior(tier_disk_pointer self, tier_d
 
 tier_disk_actor spawn_tier_disk(caf::actor_system& system, tier_disk_config config, std::shared_ptr<counters> numbers,
                                 bool detached) {
-  if (detached) return system.spawn<caf::detached>(tier_disk_behavior, std::move(config), std::move(numbers));
-  return system.spawn(tier_disk_behavior, std::move(config), std::move(numbers));
+  if (detached) return system.spawn<caf::detached>(tier_disk_behavior, std::move(config), std::move(numbers), true);
+  return system.spawn(tier_disk_behavior, std::move(config), std::move(numbers), false);
 }
 
 } // namespace troupe

@@ -24,6 +24,7 @@ struct tier_disk_config {
 using tier_disk_actor = caf::typed_actor<caf::reacts_to<tier_wiring>, caf::reacts_to<tier_save>,
                                          caf::reacts_to<tier_orders>, caf::reacts_to<tier_pins>>;
 
+// Detached, it reads several entries at once.
 tier_disk_actor spawn_tier_disk(caf::actor_system&, tier_disk_config, std::shared_ptr<counters>, bool detached = true);
 
 } // namespace troupe

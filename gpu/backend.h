@@ -203,6 +203,7 @@ public:
   // are `decode`, as all are at first. Reaches attention and the operations with a matrix. The host has one class for
   // everything.
   virtual void set_row_classes(std::span<const row_run>) {}
+  virtual bool has_row_classes() const { return true; }
 
   // Rows and tables.
   virtual void embed(tensor y, tensor table, int64_t first_id,

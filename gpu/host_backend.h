@@ -19,6 +19,7 @@ public:
   std::string name() const override;
   dtype activation_type() const override { return dtype::f32; }
   cache_form preferred_caches() const override { return host_caches; }
+  bool has_row_classes() const override { return false; }
 
   tensor allocate(dtype, std::initializer_list<int64_t> shape, const std::string& what) override;
   int64_t allocated_bytes() const override { return account_.used_bytes; }

@@ -4,10 +4,25 @@
 #include <cstdint>
 #include <cstdlib>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <system_error>
 #include <utility>
 
 namespace troupe {
+
+namespace {
+
+// A large block is touched 2 MiB at a time, where the kernel has pages of that size: the first touches of a KV cache,
+// 4 KiB each at 2 to 3 us in a virtual machine of 2 vCPU (2026-11-30), took half of the time in which a prefix came
+// back from disk. The shipped model has 13 MB more resident for it.
+void use_large_pages(std::byte* from, size_t n) {
+  constexpr uintptr_t page = uintptr_t{2} << 20;
+  const auto first = (reinterpret_cast<uintptr_t>(from) + page - 1) / page * page,
+             end = (reinterpret_cast<uintptr_t>(from) + n) / page * page;
+  if (end > first) (void)::madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE); // else small ones
+}
+
+} // namespace
 
 host_memory::host_memory(memory_account& account, int64_t size_bytes, const std::string& what) {
   const auto fail = [&](const char* why) {
@@ -22,6 +37,7 @@ host_memory::host_memory(memory_account& account, int64_t size_bytes, const std:
   if (base_ == nullptr) fail("the host has no more");
   const auto address = reinterpret_cast<uintptr_t>(base_);
   data_ = static_cast<std::byte*>(base_) + ((address + 63) / 64 * 64 - address);
+  use_large_pages(data_, rounded);
   account_ = &account;
   size_bytes_ = size_bytes;
   account.used_bytes += size_bytes;

@@ -191,7 +191,8 @@ public:
   virtual ~table_reader() = default;
   virtual int64_t record_bytes_per_token() const = 0; // 0: the family has no side tables
   // Writes record_bytes_per_token() bytes for each row of each sequence, in order. Errors: std::system_error naming
-  // file, tensor and row.
+  // file, tensor and row; std::errc::timed_out: a read hangs. Later calls are not held up by it, and nothing writes to
+  // `records` any more.
   virtual void read(std::span<const sequence_rows>, std::span<std::byte> records) = 0;
 };
 

@@ -4,6 +4,7 @@
 #include "storage/log.h"
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdlib>
 #include <mutex>
 #include <string>
@@ -31,6 +32,8 @@ struct registry {
   std::atomic<bool> any_armed{false}; // lets a pass of an unarmed program cost one relaxed load
   std::mutex mutex;
   std::vector<armed_point> points;
+  std::condition_variable changed;
+  uint64_t n_let_go = 0;
 };
 
 registry& points() {
@@ -69,6 +72,29 @@ void disarm_all() {
   const std::lock_guard lock(r.mutex);
   r.points.clear();
   r.any_armed.store(false, std::memory_order_relaxed);
+}
+
+std::optional<uint64_t> hold_at(std::string_view point) {
+  if (!at(point)) [[likely]]
+    return std::nullopt;
+  registry& r = points();
+  const std::lock_guard lock(r.mutex);
+  return r.n_let_go;
+}
+
+void stay(uint64_t hold) {
+  registry& r = points();
+  std::unique_lock lock(r.mutex);
+  r.changed.wait(lock, [&] { return r.n_let_go > hold; });
+}
+
+void let_go() {
+  registry& r = points();
+  {
+    const std::lock_guard lock(r.mutex);
+    ++r.n_let_go;
+  }
+  r.changed.notify_all();
 }
 
 } // namespace fault

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace troupe {
@@ -23,6 +24,10 @@ bool at(std::string_view point);
 // The next `times` passes of `point` after `skip` passes fail. Tests only.
 void arm(std::string_view point, uint64_t skip = 0, uint64_t times = 1);
 void disarm_all();
+// Where a test armed `point`: what another thread stays on until the test lets go. Else nullopt.
+std::optional<uint64_t> hold_at(std::string_view point);
+void stay(uint64_t hold);
+void let_go(); // of all that were held so far; tests only
 
 } // namespace fault
 } // namespace troupe

@@ -1,16 +1,17 @@
-// Keeps up to `depth` reads in flight, finishes short ones, and never returns while the kernel may still write to a
-// buffer.
+// Keeps up to `depth` reads in flight and finishes short ones. The kernel writes into memory of the ring: what hangs
+// keeps its piece of it.
 #include "storage/read_ring.h"
 
 #include "storage/check.h"
 #include "storage/log.h"
+#include "storage/patient_reader.h"
 
 #include <liburing.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -19,32 +20,33 @@ namespace {
 
 constexpr bool is_passing(int error) { return error == EINTR || error == EAGAIN; }
 
-// Fault points shared by both ways of reading: what the kernel would have answered.
-std::optional<int> faulty_result() {
-  if (fault::at("row_store.short_read")) return 0;
-  if (fault::at("row_store.io_error")) return -EIO;
-  if (fault::at("row_store.interrupted")) return -EINTR;
-  return std::nullopt;
-}
-
 } // namespace
 
 struct read_ring::ring {
+  struct landing { // where a read in flight arrives
+    std::vector<std::byte> bytes;
+    size_t index = 0;   // into its batch
+    uint64_t batch = 0; // one that is over: it hangs
+  };
   io_uring uring{};
-  unsigned depth = 0;          // 0: not set up
+  unsigned depth = 0; // 0: not set up
+  std::vector<landing> landings;
+  std::vector<uint32_t> free;  // landings with nothing in flight
   std::vector<uint32_t> done;  // bytes that arrived, per read of the batch
   std::vector<size_t> pending; // reads to queue, or to queue again; the last one goes first
-  unsigned n_in_flight = 0;    // queued, its completion not yet taken
+  uint64_t batch_number = 0;
+  unsigned n_in_flight = 0; // of this batch: queued, its completion not yet taken
 
   ring() = default;
   ring(const ring&) = delete;
   ring& operator=(const ring&) = delete;
-  ~ring() {
-    if (depth > 0) io_uring_queue_exit(&uring);
-  }
+  ~ring();
 
+  size_t n_hanging() const { return landings.size() - free.size() - n_in_flight; }
   void queue(std::span<const positional_read> batch);
-  void collect(std::span<const positional_read> batch, std::optional<read_failure>& failure);
+  void wait(std::chrono::milliseconds patience);
+  bool collect(std::span<const positional_read> batch, std::optional<read_failure>& failure);
+  read_failure give_up();
 };
 
 namespace {
@@ -57,6 +59,7 @@ int set_up(io_uring& uring, unsigned depth) {
   int error = 0;
   io_uring_probe* probe = io_uring_get_probe_ring(&uring);
   if (probe == nullptr || !io_uring_opcode_supported(probe, IORING_OP_READ)) error = EOPNOTSUPP;
+  if ((uring.features & IORING_FEAT_EXT_ARG) == 0) error = EOPNOTSUPP; // waiting has no end there
   io_uring_free_probe(probe);
   io_uring_cqe* completion = nullptr;
   if (error == 0) {
@@ -71,59 +74,90 @@ int set_up(io_uring& uring, unsigned depth) {
   return error;
 }
 
-bool read_one_by_one(std::span<const positional_read> batch, read_failure& failure) {
-  for (size_t i = 0; i < batch.size(); ++i) {
-    const positional_read& r = batch[i];
-    uint32_t done = 0;
-    while (done < r.size) {
-      const std::optional<int> faulty = faulty_result();
-      const ssize_t n =
-          faulty ? *faulty : ::pread(r.descriptor, r.to + done, r.size - done, static_cast<off_t>(r.offset + done));
-      const int error = n >= 0 ? 0 : (faulty ? -*faulty : errno);
-      if (n == 0 || (n < 0 && !is_passing(error))) {
-        failure = {i, error, done};
-        return false;
-      }
-      if (n > 0) done += static_cast<uint32_t>(n);
-    }
-  }
-  return true;
-}
-
 } // namespace
+
+read_ring::ring::~ring() {
+  if (depth == 0) return;
+  n_in_flight = 0;
+  std::optional<read_failure> none;
+  ++batch_number;
+  collect({}, none);
+  const bool hangs = n_hanging() > 0;
+  io_uring_queue_exit(&uring);
+  // The kernel may still write to these; a read that never comes back costs its piece of memory.
+  if (hangs) (void)new std::vector<landing>(std::move(landings));
+}
 
 // Queues what there is room for.
 void read_ring::ring::queue(std::span<const positional_read> batch) {
-  while (!pending.empty() && n_in_flight < depth) {
+  while (!pending.empty() && !free.empty()) {
     io_uring_sqe* entry = io_uring_get_sqe(&uring);
     TROUPE_CHECK(entry != nullptr, "the submission queue holds `depth` entries and no more than that are in flight");
     const size_t i = pending.back();
     pending.pop_back();
-    const positional_read& r = batch[i];
-    io_uring_prep_read(entry, r.descriptor, r.to + done[i], r.size - done[i], r.offset + done[i]);
-    io_uring_sqe_set_data64(entry, i);
+    const uint32_t to = free.back(), size = batch[i].size - done[i];
+    free.pop_back();
+    auto& l = landings[to];
+    if (l.bytes.size() < size) l.bytes.resize(size);
+    l.index = i;
+    l.batch = batch_number;
+    io_uring_prep_read(entry, batch[i].descriptor, l.bytes.data(), size, batch[i].offset + done[i]);
+    io_uring_sqe_set_data64(entry, to);
     ++n_in_flight;
   }
 }
 
-// Submits what is queued, waits for a completion and takes all that are there.
-void read_ring::ring::collect(std::span<const positional_read> batch, std::optional<read_failure>& failure) {
-  const int status = io_uring_submit_and_wait(&uring, 1);
+// Submits what is queued and waits for a completion.
+void read_ring::ring::wait(std::chrono::milliseconds patience) {
+  int status = 0;
+  if (patience == forever) {
+    status = io_uring_submit_and_wait(&uring, 1);
+  } else {
+    __kernel_timespec time{patience.count() / 1000, patience.count() % 1000 * 1'000'000};
+    io_uring_cqe* completion = nullptr;
+    status = io_uring_submit_and_wait_timeout(&uring, &completion, 1, &time, nullptr);
+  }
   // EBUSY and EAGAIN ask to take completions first; what was not submitted stays queued for the next round.
-  TROUPE_CHECK(status >= 0 || is_passing(-status) || status == -EBUSY, "the ring and its arguments are ours alone");
-  io_uring_cqe* completion = nullptr;
-  while (n_in_flight > 0 && io_uring_peek_cqe(&uring, &completion) == 0) {
-    const auto i = static_cast<size_t>(io_uring_cqe_get_data64(completion));
-    const int result = faulty_result().value_or(completion->res);
+  TROUPE_CHECK(status >= 0 || is_passing(-status) || status == -EBUSY || status == -ETIME,
+               "the ring and its arguments are ours alone");
+}
+
+// Takes the completions that are there. False: none of this batch was.
+bool read_ring::ring::collect(std::span<const positional_read> batch, std::optional<read_failure>& failure) {
+  bool any = false;
+  for (io_uring_cqe* completion = nullptr; io_uring_peek_cqe(&uring, &completion) == 0;) {
+    const auto from = static_cast<uint32_t>(io_uring_cqe_get_data64(completion));
+    const int came = completion->res;
     io_uring_cqe_seen(&uring, completion);
+    const auto& l = landings[from];
+    free.push_back(from);
+    if (l.batch != batch_number) continue; // it was given up
+    any = true;
     --n_in_flight;
-    if (result > 0) done[i] += static_cast<uint32_t>(result);
+    const size_t i = l.index;
+    const int result = faulty_result().value_or(came);
+    if (result > 0) {
+      std::memcpy(batch[i].to + done[i], l.bytes.data(), static_cast<size_t>(result));
+      done[i] += static_cast<uint32_t>(result);
+    }
     const bool over = result == 0 || (result < 0 && !is_passing(-result));
     if (over && !failure)
       failure = read_failure{i, -result, done[i]};
     else if (!over && done[i] < batch[i].size)
       pending.push_back(i);
   }
+  return any;
+}
+
+// The first of the reads that hang, or that wait for the room of some that do.
+read_failure read_ring::ring::give_up() {
+  std::vector<bool> is_free(landings.size());
+  for (const uint32_t i : free) is_free[i] = true;
+  size_t first = pending.empty() ? done.size() : pending.back();
+  for (size_t i = 0; i < landings.size(); ++i)
+    if (!is_free[i] && landings[i].batch == batch_number) first = std::min(first, landings[i].index);
+  n_in_flight = 0;
+  return {first, ETIMEDOUT, done[first]};
 }
 
 read_ring::read_ring(unsigned depth) {
@@ -131,9 +165,12 @@ read_ring::read_ring(unsigned depth) {
   auto r = std::make_unique<ring>();
   if (const int error = set_up(r->uring, depth); error != 0) {
     spdlog::info("row reads: io_uring is not available ({}), using pread", std::strerror(error));
+    reader_ = std::make_unique<patient_reader>();
     return;
   }
   r->depth = depth;
+  r->landings.resize(depth);
+  for (uint32_t i = 0; i < depth; ++i) r->free.push_back(i);
   ring_ = std::move(r);
 }
 
@@ -141,17 +178,43 @@ read_ring::~read_ring() = default;
 read_ring::read_ring(read_ring&&) noexcept = default;
 read_ring& read_ring::operator=(read_ring&&) noexcept = default;
 
-bool read_ring::read_all(std::span<const positional_read> batch, read_failure& failure) {
-  if (!ring_) return read_one_by_one(batch, failure);
+size_t read_ring::n_hanging() const { return ring_ ? ring_->n_hanging() : reader_->n_hanging(); }
+
+bool read_ring::read_all(std::span<const positional_read> batch, read_failure& failure,
+                         std::chrono::milliseconds patience) {
+  if (!ring_) {
+    if (patience == forever) return read_one_by_one(batch, failure);
+    return reader_->read_all(batch, failure, patience);
+  }
   ring& r = *ring_;
+  ++r.batch_number;
   r.done.assign(batch.size(), 0);
   r.pending.clear();
   for (size_t i = batch.size(); i-- > 0;)
     if (batch[i].size > 0) r.pending.push_back(i);
   std::optional<read_failure> first;
+  r.collect(batch, first); // what hung may have come back
+  auto since = std::chrono::steady_clock::now();
   while ((!first && !r.pending.empty()) || r.n_in_flight > 0) {
     if (!first) r.queue(batch);
-    r.collect(batch, first);
+    auto left = patience;
+    if (patience != forever) {
+      const auto now = std::chrono::steady_clock::now();
+      left -= std::chrono::duration_cast<std::chrono::milliseconds>(now - since);
+      const bool is_over = left.count() <= 0 || fault::at("row_store.late");
+      if (is_over) left = std::chrono::milliseconds(0); // what is there counts all the same
+      r.wait(left);
+      if (r.collect(batch, first)) {
+        since = std::chrono::steady_clock::now();
+      } else if (is_over) {
+        const auto hangs = r.give_up();
+        if (!first) first = hangs;
+        break;
+      }
+    } else {
+      r.wait(left);
+      r.collect(batch, first);
+    }
   }
   if (first) failure = *first;
   return !first;

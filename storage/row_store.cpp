@@ -49,7 +49,8 @@ row_store::column row_store::open_column(const checkpoint_files& checkpoint, con
 row_store::row_store(const checkpoint_files& checkpoint, const tensor_info& weight, const tensor_info& scale,
                      row_store_config config)
     : n_rows_(checked_rows(checkpoint, weight, scale)), weight_(open_column(checkpoint, weight, n_rows_)),
-      scale_(open_column(checkpoint, scale, n_rows_)), made_by_(checkpoint.source()), ring_(config.n_reads_in_flight) {
+      scale_(open_column(checkpoint, scale, n_rows_)), made_by_(checkpoint.source()), ring_(config.n_reads_in_flight),
+      patience_(config.patience) {
   if (weight.size_bytes <= config.cache_budget_bytes &&
       scale.size_bytes <= config.cache_budget_bytes - weight.size_bytes)
     load(checkpoint, weight, scale);
@@ -132,7 +133,7 @@ void row_store::read(std::span<const int64_t> ids, std::span<std::byte> records)
     else
       queue_row(order_[i].first, record(order_[i].second));
   }
-  if (read_failure failure; !ring_.read_all(batch_, failure)) fail(failure);
+  if (read_failure failure; !ring_.read_all(batch_, failure, patience_)) fail(failure);
   counted_.rows_read += n_distinct;
   counted_.bytes_read += n_distinct * record_bytes();
   for (size_t i = 1; i < order_.size(); ++i)
@@ -146,8 +147,10 @@ void row_store::fail(const read_failure& failure) const {
   throw std::system_error(failure.error != 0 ? failure.error : EIO, std::generic_category(),
                           fmt::format("{}: tensor '{}': {} of row {} at offset {}: expected {} bytes, found {}",
                                       origin(c), printable(c.of.name),
-                                      failure.error != 0 ? "failed read" : "short read", batch_ids_[failure.index / 2],
-                                      r.offset, r.size, failure.n_read));
+                                      failure.error == ETIMEDOUT ? "unanswered read"
+                                      : failure.error != 0       ? "failed read"
+                                                                 : "short read",
+                                      batch_ids_[failure.index / 2], r.offset, r.size, failure.n_read));
 }
 
 } // namespace troupe

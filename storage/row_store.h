@@ -7,6 +7,7 @@
 #include "storage/read_ring.h"
 #include "storage/safetensors.h"
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,6 +22,9 @@ namespace troupe {
 struct row_store_config {
   unsigned n_reads_in_flight = 0;  // 1 or more
   uint64_t cache_budget_bytes = 0; // a table that fits is read whole at construction and served from memory
+  // When nothing of a batch arrives for so long, read() gives it up: std::errc::timed_out. Later ones are read beside
+  // it.
+  std::chrono::milliseconds patience = read_ring::forever;
 };
 
 // For one thread. Owns its open files, or shares the source of a checkpoint that has none; the checkpoint need not
@@ -46,7 +50,7 @@ public:
 
   // Record i of `records` becomes weight then scale of row ids[i]. Precondition: records.size() == ids.size() *
   // record_bytes(). Throws std::system_error naming file, tensor, row and offset: an id outside [0, n_rows), a read
-  // that is short or fails; `records` is then undefined, but nothing writes to it any more.
+  // that is short, fails or hangs; `records` is then undefined, but nothing writes to it any more.
   void read(std::span<const int64_t> ids, std::span<std::byte> records);
 
 private:
@@ -69,6 +73,7 @@ private:
   column scale_;
   std::shared_ptr<const tensor_source> made_by_; // shared with the checkpoint; null: files
   read_ring ring_;
+  std::chrono::milliseconds patience_;
   std::vector<std::byte> table_; // (n_rows, record_bytes) when the table is in memory, else empty
   counters counted_;
   std::vector<std::pair<int64_t, size_t>> order_; // ids of a batch with their places, sorted; kept for its storage

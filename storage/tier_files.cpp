@@ -221,7 +221,7 @@ std::optional<tier_error> tier_files::write(const tier_entry& entry, std::span<c
   return failed;
 }
 
-std::optional<tier_error> tier_files::read(uint64_t id, std::vector<std::byte>& payload) {
+template <class Byte> std::optional<tier_error> tier_files::read_payload(uint64_t id, std::vector<Byte>& payload) {
   const auto path = path_of(id);
   if (lock_ < 0) return failure(EBADF, path, "the folder is not open");
   const descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -232,14 +232,22 @@ std::optional<tier_error> tier_files::read(uint64_t id, std::vector<std::byte>& 
   auto why = read_header(fd.get(), path, folder_, entry, header_bytes, payload_hash);
   if (!why) {
     payload.resize(static_cast<size_t>(entry.payload_bytes));
-    if (const int e = read_all(fd.get(), static_cast<int64_t>(header_bytes), payload, done))
+    const auto bytes = std::as_writable_bytes(std::span(payload));
+    if (const int e = read_all(fd.get(), static_cast<int64_t>(header_bytes), bytes, done))
       why = failure(e, path, "read");
-    else if (done < payload.size() || tier_header::hash_of(payload) != payload_hash)
+    else if (done < bytes.size() || tier_header::hash_of(bytes) != payload_hash)
       why = tier_error{EBADMSG, fmt::format("{}: expected {} sound bytes, found {} that are not what was written",
                                             path.string(), payload.size(), done)};
   }
   if (why && why->error == EBADMSG) remove(id);
   return why;
+}
+
+std::optional<tier_error> tier_files::read(uint64_t id, std::vector<std::byte>& payload) {
+  return read_payload(id, payload);
+}
+std::optional<tier_error> tier_files::read(uint64_t id, std::vector<uint8_t>& payload) {
+  return read_payload(id, payload);
 }
 
 void tier_files::remove(uint64_t id) {

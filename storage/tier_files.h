@@ -53,9 +53,11 @@ public:
   std::vector<tier_entry> scan();
   // Refused: one that is there already. After a failure nothing of it is left.
   std::optional<tier_error> write(const tier_entry&, std::span<const std::byte> payload);
-  // The payload of an entry, checked. A broken file is removed.
+  // The payload of an entry, checked. A broken file is removed. Several threads may read different entries at once,
+  // while nothing else is called.
   std::optional<tier_error> read(uint64_t id, std::vector<std::byte>& payload);
-  void remove(uint64_t id); // absent ones too
+  std::optional<tier_error> read(uint64_t id, std::vector<uint8_t>& payload); // as messages carry it
+  void remove(uint64_t id);                                                   // absent ones too
   // A short text beside the entries, replaced as a whole. Empty: there is none, or a broken one.
   std::optional<tier_error> write_note(const std::string& name, std::string_view text);
   std::string read_note(const std::string& name);
@@ -68,6 +70,7 @@ public:
 private:
   std::optional<tier_error> make_file(const std::filesystem::path&, const tier_entry&, std::span<const std::byte>);
   void prune_foreign();
+  template <class Byte> std::optional<tier_error> read_payload(uint64_t id, std::vector<Byte>& payload);
 
   tier_folder folder_;
   std::filesystem::path own_;

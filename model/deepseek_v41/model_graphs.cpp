@@ -17,7 +17,15 @@ void to_probabilities(draft_tokens& found) { // dspark.md section 4
 draft_result model_v41::draft(std::span<const draft_anchor> anchors, const draft_choice& choose) {
   TROUPE_CHECK(drafter_ != nullptr, "drafting needs the draft weights");
   early_.clear();
+  catch_up(anchors);
   return drafter_->draft(ctx_, draft_caches(), with_floors(anchors), choose);
+}
+
+void model_v41::catch_up(std::span<const draft_anchor> anchors) {
+  if (!late_context_) return;
+  std::vector<late_context::wanted> wanted;
+  for (const draft_anchor& a : anchors) wanted.push_back({a.slot, a.position});
+  late_context_->catch_up(ctx_, *drafter_, draft_caches(), wanted);
 }
 
 std::vector<draft_anchor> model_v41::with_floors(std::span<const draft_anchor> anchors) const {
@@ -33,6 +41,7 @@ draft_tokens model_v41::draft_next(std::span<const draft_request> requests) {
   std::vector<draft_anchor> anchors;
   for (const draft_request& r : requests) anchors.push_back({r.slot, r.position, r.token});
   anchors = with_floors(anchors);
+  catch_up(anchors);
   draft_tokens found;
   if (!drafter_->can_guess()) {
     draft_result slow = drafter_->draft(ctx_, draft_caches(), anchors, greedy_choice);
@@ -62,7 +71,7 @@ int64_t model_v41::first_logit(size_t sequence) const {
 bool model_v41::draft_early(std::span<const sequence_rows> sequences, std::span<const draft_wish> wishes,
                             tensor drawn) {
   const auto n = static_cast<int64_t>(wishes.size());
-  if (n == 0 || n >= static_cast<int64_t>(draft_graphs_.size()) || ctx_.seen) return false;
+  if (n == 0 || n >= static_cast<int64_t>(draft_graphs_.size()) || ctx_.seen || late_context_) return false;
   std::vector<draft_anchor> anchors; // of the first token drawn, until the device knows how many drafts were right
   std::vector<int32_t> requests;
   for (const draft_wish& w : wishes) {

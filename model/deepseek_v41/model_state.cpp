@@ -15,6 +15,10 @@ void model_v41::save_slot(int32_t slot, int64_t n_tokens, std::vector<std::byte>
   const int64_t newest = newest_[static_cast<size_t>(slot)];
   TROUPE_CHECK(n_tokens > 0 && n_tokens <= newest && newest - n_tokens <= slack_,
                "the rings still hold the window of a snapshot");
+  if (late_context_) {
+    const late_context::wanted rows{slot, n_tokens};
+    late_context_->catch_up(ctx_, *drafter_, draft_caches(), {&rows, 1});
+  }
   save_snapshot(be_, caches_, snapshot_rows_, slot, n_tokens, floor_[static_cast<size_t>(slot)], to);
 }
 
@@ -23,6 +27,7 @@ void model_v41::load_slot(int32_t slot, int64_t n_tokens, std::span<const std::b
   early_.clear();
   floor_[static_cast<size_t>(slot)] = load_snapshot(be_, caches_, snapshot_rows_, slot, n_tokens, from);
   newest_[static_cast<size_t>(slot)] = n_tokens;
+  if (late_context_) late_context_->load(slot, n_tokens);
 }
 
 void model_v41::copy_block(int32_t from, int32_t to) {

@@ -41,6 +41,8 @@ model_v41::model_v41(backend& be, const model_options& options, const load_progr
   cache_plan_ = plan_caches(config_, options.caches.value_or(be.preferred_caches()), options.max_sequences,
                             options.n_blocks, info_.block_tokens, options_.load_draft);
   caches_ = make_caches(be, config_, cache_plan_, options_.load_draft);
+  if (drafter_ && !be.has_row_classes())
+    late_context_ = std::make_unique<late_context>(be, config_, cache_plan_, max_rows_);
   all_columns_.emplace(be, max_rows_, "rows of a step");
   tail_columns_.emplace(be, max_rows_, "tail rows of a step");
   const int64_t max_blocks = std::min(options.n_blocks, (info_.context + info_.block_tokens - 1) / info_.block_tokens);
@@ -185,6 +187,7 @@ model_v41::wanted_logits model_v41::plan_sequence(const sequence_rows& s, int64_
   if (s.start <= first_late) floor = first_late;
   int64_t& newest = newest_[static_cast<size_t>(s.slot)];
   newest = s.start == 0 ? end : std::max(newest, end);
+  if (late_context_) late_context_->plan(s.slot, s.start, first_late, end);
   const auto first_row = static_cast<int32_t>(all_columns_->n());
   const auto first_tail = static_cast<int32_t>(tail_columns_->n());
   for (size_t i = 0; i < s.images.size(); ++i) {
@@ -278,7 +281,13 @@ void model_v41::run_layers(int64_t n_late, const mailbox* records) {
     run_block(ctx_, layer, caches_[static_cast<size_t>(l)]);
   }
   if (config_.last_kv_source() + 1 >= config_.layers) narrow_to_tail(n_late);
-  if (drafter_ && ctx_.rows.n > 0) drafter_->add_context(ctx_, draft_caches());
+  if (drafter_ && ctx_.rows.n > 0) note_context();
+}
+
+// An observer is shown the rows of each step, whenever they are wanted.
+void model_v41::note_context() {
+  if (late_context_) late_context_->keep(ctx_);
+  if (!late_context_ || ctx_.seen) drafter_->add_context(ctx_, draft_caches());
 }
 
 std::span<const layer_cache> model_v41::draft_caches() const {

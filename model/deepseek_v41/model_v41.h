@@ -4,6 +4,7 @@
 #include "model/deepseek_v41/block.h"
 #include "model/deepseek_v41/draft.h"
 #include "model/deepseek_v41/image_rows.h"
+#include "model/deepseek_v41/late_context.h"
 #include "model/deepseek_v41/vocabulary.h"
 #include "model/model.h"
 
@@ -86,6 +87,8 @@ private:
   void run_head(int64_t n_wanted);
   std::span<const float> read_logits(int64_t n_wanted);
   std::span<const layer_cache> draft_caches() const;
+  void note_context();
+  void catch_up(std::span<const draft_anchor>);
   std::vector<draft_anchor> with_floors(std::span<const draft_anchor>) const;
   // Guesses behind tokens that are still being drawn, `drawn` (rows of logits) i32, where a graph was captured for it;
   // false: nothing was begun. note_early: those tokens are known now.
@@ -108,8 +111,9 @@ private:
   std::unique_ptr<vocabulary_ends> ends_;
   tensor final_norm_;
   std::unique_ptr<drafter> drafter_;
-  std::unique_ptr<row_sampler> sampler_; // none: tokens are drawn on the host
-  std::unique_ptr<image_rows> images_;   // none: loaded without vision
+  std::unique_ptr<late_context> late_context_; // none: each step makes its context rows itself
+  std::unique_ptr<row_sampler> sampler_;       // none: tokens are drawn on the host
+  std::unique_ptr<image_rows> images_;         // none: loaded without vision
   step_context ctx_;
 
   std::optional<row_columns> all_columns_, tail_columns_;

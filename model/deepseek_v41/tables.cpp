@@ -4,6 +4,7 @@
 #include "model/deepseek_v41/state.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,9 @@ namespace troupe::deepseek_v41 {
 namespace {
 
 constexpr unsigned reads_in_flight = 64;
+// That nothing arrives before a step is given up: a third of what its rank waits (actors/rank.h), since a step reads a
+// table after the other.
+constexpr std::chrono::seconds patience{10};
 constexpr uint64_t plain_bytes = uint64_t{1} << 30; // largest BF16 table; such tables are for tests
 
 bool is_nan_e4m3(std::byte b) { return (b & std::byte{0x7F}) == std::byte{0x7F}; }
@@ -46,7 +50,8 @@ engram_tables::table engram_tables::open(const checkpoint& from, const found_tab
   if (t.scale != nullptr) {
     opened.rows.emplace(from.files(), *t.weight, *t.scale,
                         row_store_config{.n_reads_in_flight = reads_in_flight,
-                                         .cache_budget_bytes = static_cast<uint64_t>(in_memory_bytes)});
+                                         .cache_budget_bytes = static_cast<uint64_t>(in_memory_bytes),
+                                         .patience = patience});
     return opened;
   }
   if (t.weight->size_bytes > plain_bytes)

@@ -111,6 +111,24 @@ TEST_CASE(
   CHECK(worst.worst > -150);
 }
 
+TEST_CASE("draft_policy: what a trial takes to catch up is not what drafts cost each round: two streams come back "
+          "within 600 tokens") {
+  const auto gain = over_seeds([](uint64_t seed) {
+    draft_world w(five, {}, seed);
+    w.warm_up();
+    w.start({{0.05, 0.5}, {0.05, 0.5}});
+    w.play(4000);
+    for (auto& s : w.streams) s.text = {0.93, 0.93};
+    w.play(600);
+    w.forget();
+    w.play(1000);
+    return w.gain();
+  });
+  const draft_machine machine; // of five drafts each round
+  CHECK(gain.median > 0.97 * machine.rate(2, 5, 0.93) / machine.rate(2, 0, 0.93));
+  CHECK(gain.worst > 1.05);
+}
+
 TEST_CASE("draft_policy: rows that were measured when all went wrong are measured again, and win in the end") {
   const auto gain = over_seeds([](uint64_t seed) {
     draft_world w(five, {}, seed);

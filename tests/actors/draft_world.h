@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace troupe {
@@ -20,6 +21,7 @@ struct draft_text {
 // runs: 0.55 ms a step of one row, and a third of that for each more.
 struct draft_machine {
   double step_us = 350, row_us = 195, draft_us = 85, draft_sequence_us = 155;
+  double context_us = 3;                // of making drafts, for each token since the last ones, up to a window of 64
   double noise = 0.05, outliers = 0.02; // of the time, log-normal; part of the steps that takes 2 to 6 times as long
   double busy = 1.7; // times as long as otherwise, in about half of the stretches of 200 to 1000 steps
 
@@ -29,7 +31,7 @@ struct draft_machine {
   double rate(double n, int32_t depth, double right) const {
     double tokens = 1;
     for (int32_t j = 1; j <= depth; ++j) tokens += std::pow(right, j);
-    return n * tokens / (rows_us(n * (1 + depth)) + (depth == 0 ? 0 : drafts_us(n)));
+    return n * tokens / (rows_us(n * (1 + depth)) + (depth == 0 ? 0 : drafts_us(n) + n * tokens * context_us));
   }
 };
 
@@ -39,6 +41,7 @@ public:
     draft_text text;
     sequence_drafts drafts;
     int64_t n_tokens = 0, n_drafts = 0, n_blocks = 0;
+    int64_t n_owed = 0; // tokens since the last block
   };
 
   draft_world(const draft_limits& l, const draft_machine& m, uint64_t seed) : policy(l), machine(m), random(seed) {}
@@ -46,7 +49,7 @@ public:
   // New sequences, of these texts.
   void start(const std::vector<draft_text>& texts) {
     streams.clear();
-    for (const auto& t : texts) streams.push_back({t, {}, 0, 0, 0});
+    for (const auto& t : texts) streams.push_back({t, {}, 0, 0, 0, 0});
   }
   void round() {
     const auto n = static_cast<int64_t>(streams.size());
@@ -56,7 +59,7 @@ public:
     for (auto& s : streams) requests.push_back({&s.drafts});
     policy.choose(offers, 0);
     policy.ask(requests, n);
-    int64_t n_rows = n, n_drafted = 0;
+    int64_t n_rows = n, n_drafted = 0, n_context = 0;
     int64_t n_gained = 0;
     for (size_t i = 0; i < streams.size(); ++i) {
       auto& s = streams[i];
@@ -70,9 +73,12 @@ public:
       n_gained += static_cast<int64_t>(drawn.size());
       s.n_drafts += offers[i].n_chosen;
       n_rows += offers[i].n_chosen;
-      if (requests[i].is_wanted) draft(s), ++n_drafted;
+      s.n_owed = std::min<int64_t>(s.n_owed + static_cast<int64_t>(drawn.size()), 64);
+      if (!requests[i].is_wanted) continue;
+      draft(s), ++n_drafted;
+      n_context += std::exchange(s.n_owed, 0);
     }
-    pass(n, n_rows, n_drafted, n_gained);
+    pass(n, n_rows, n_drafted, n_context, n_gained);
   }
   // Until each of the streams, on average, has gained so many tokens.
   void play(int64_t n_tokens) {
@@ -113,7 +119,7 @@ private:
     policy.take(s.drafts, std::move(ids), std::move(confidence));
     ++s.n_blocks;
   }
-  void pass(int64_t n, int64_t n_rows, int64_t n_drafted, int64_t n_gained) {
+  void pass(int64_t n, int64_t n_rows, int64_t n_drafted, int64_t n_context, int64_t n_gained) {
     if (n_left-- <= 0) {
       n_left = 200 + static_cast<int64_t>(800 * uniform());
       load = uniform() < 0.5 ? 1 : machine.busy;
@@ -122,7 +128,8 @@ private:
     if (uniform() < machine.outliers) slow *= 2 + 4 * uniform();
     if (n_rows > n && n_dear-- > 0) slow *= 4;
     const double rows_us = machine.rows_us(static_cast<double>(n_rows)),
-                 drafts_us = machine.drafts_us(static_cast<double>(n_drafted));
+                 drafts_us = machine.drafts_us(static_cast<double>(n_drafted)) +
+                             machine.context_us * static_cast<double>(n_context);
     policy.observe_step({n, n_rows, static_cast<int64_t>(slow * (rows_us + drafts_us)), n_drafted,
                          static_cast<int64_t>(slow * drafts_us), n_gained, false});
     n_all += n_gained;

@@ -1,6 +1,8 @@
 // Rows of side tables that cannot be read: who is told, and who does not notice.
 #include "actors/request.h"
-#include "tests/actors/world.h"
+#include "storage/check.h"
+#include "tests/actors/tiny_ring.h"
+#include "tests/says.h"
 
 #include <doctest/doctest.h>
 
@@ -51,4 +53,27 @@ TEST_CASE("ring: an unreadable table row fails its request with 503 and the serv
   w.run();
   CHECK(good->choices.at(0).content == " fine");
   CHECK(r.is_idle());
+}
+
+// The disk of the tables, without io_uring: one read of it hangs until the test lets it go.
+TEST_CASE("ring: a table read that hangs fails its step with 503, alone, and the steps behind it are read") {
+  fault::arm("row_store.no_io_uring", 0, 64);
+  tiny_ring r({}, [](ring_config& c) {
+    c.open_tables = [n = c.limits.max_running](int32_t rank) { return open_tables(tiny_folder, rank, 1, n, 0); };
+  });
+  r.w.run();
+  fault::disarm_all();
+  const auto want = r.ask(tiny_completion("One two three", 8));
+  fault::arm("row_store.hang");
+  fault::arm("row_store.late"); // its deadline is over at once
+  const auto bad = r.start(tiny_completion("Four five six", 8));
+  r.w.run();
+  CHECK(bad->error.status == 503);
+  CHECK(says(bad->error.message, "unanswered read"));
+  CHECK(r.r.is_idle());
+  const auto good = r.ask(tiny_completion("One two three", 8)); // it hangs still
+  CHECK(good->choices.at(0).ids == want->choices.at(0).ids);
+  fault::let_go();
+  fault::disarm_all();
+  CHECK(r.r.numbers->restarts == 0);
 }

@@ -147,6 +147,48 @@ TEST_CASE("snapshot: in tail mode an identical prompt goes on with the same bits
   });
 }
 
+TEST_CASE("context rows: made late they have the bits of rows made step by step, in guesses and in snapshots") {
+  auto ids = random_ids(n_all, 21);
+  const auto wrong = random_ids(n_all, 22);
+  on_ranks(1, [&](backend& be, int) {
+    for (const auto form : {cache_form::floats, cache_form::records}) {
+      stepper late(be, true, 0, form), each(be, true, 0, form);
+      const auto ask = [](stepper& s, int32_t slot, int64_t position) {
+        const draft_anchor a{.slot = slot, .position = position, .token = 7};
+        return s.of().draft({&a, 1});
+      };
+      for (stepper* s : {&late, &each}) s->step(0, own, ids, 0, 50, 0);
+      int64_t n_compared = 0;
+      for (int64_t at = 50; at < n_all; ++at) {
+        CAPTURE(at);
+        const bool rejects = at % 7 == 3 && at + 6 < n_all; // five guesses more, all wrong
+        std::vector<int32_t> rows = ids;
+        if (rejects) std::copy(wrong.begin() + at + 1, wrong.begin() + at + 6, rows.begin() + at + 1);
+        for (stepper* s : {&late, &each}) s->step(0, own, rows, at, rejects ? 6 : 1, 1);
+        const auto want = ask(each, 0, at + 1);
+        if (at != 53 && at != 60 && at != 61 && at != 144 && at != n_all - 1) continue; // up to a ring and more
+        const auto got = ask(late, 0, at + 1);
+        CHECK(want.tokens == got.tokens);
+        CHECK(bits_equal(want.logits, got.logits));
+        ++n_compared;
+      }
+      CHECK(n_compared == 5);
+      std::vector<std::byte> a, b;
+      for (stepper* s : {&late, &each}) s->step(1, other, ids, 0, 90, 0); // a prompt in one and in many steps
+      late.step(1, other, ids, 90, 30, 0);
+      for (int64_t at = 90; at < 120; ++at) each.step(1, other, ids, at, 1, 0), ask(each, 1, at + 1);
+      for (const int64_t n : {int64_t{119}, int64_t{120}}) {
+        late.of().save_slot(1, n, a);
+        each.of().save_slot(1, n, b);
+        CHECK(a == b);
+      }
+      late.of().load_slot(2, 120, a); // and a slot that begins with a snapshot owes nothing
+      const auto want = ask(each, 1, 120), got = ask(late, 2, 120);
+      CHECK(bits_equal(want.logits, got.logits));
+    }
+  });
+}
+
 TEST_CASE("snapshot: what does not fit is refused by name") {
   const auto ids = random_ids(n_all, 13);
   on_ranks(1, [&](backend& be, int) {

@@ -1,5 +1,6 @@
 // The files of a tier: what was written comes back bit for bit or not at all, whatever the disk does.
 #include "storage/check.h"
+#include "storage/parallel.h"
 #include "storage/tier_files.h"
 #include "tests/safetensors_writer.h"
 
@@ -81,6 +82,29 @@ TEST_CASE("tier_files: what was written is found and read after a restart, and g
     CHECK(files->read(id, got)->error == ENOENT);
     CHECK(files->scan().empty());
   }
+}
+
+TEST_CASE("tier_files: several threads read different entries at once, as bytes of either kind, and a broken one fails "
+          "alone") {
+  disk d;
+  auto files = d.open();
+  constexpr uint64_t n = 40;
+  for (uint64_t id = 1; id <= n; ++id) REQUIRE_FALSE(files->write(entry(id, 5000), some(5000, id)));
+  flip(files->path_of(17), entry(17, 5000).file_bytes(4) - 1);
+  std::vector<std::vector<uint8_t>> got(n + 1);
+  std::vector<std::optional<tier_error>> why(n + 1);
+  for_each_parallel(n, 4, [&](size_t i) { why[i + 1] = files->read(i + 1, got[i + 1]); });
+  bytes same;
+  for (uint64_t id = 1; id <= n; ++id) {
+    CAPTURE(id);
+    CHECK(why[id].has_value() == (id == 17));
+    if (id == 17) continue;
+    REQUIRE_FALSE(files->read(id, same));
+    CHECK(same == some(5000, id));
+    CHECK(std::ranges::equal(std::as_bytes(std::span(got[id])), same));
+  }
+  CHECK(why[17]->error == EBADMSG);
+  CHECK_FALSE(fs::exists(files->path_of(17)));
 }
 
 TEST_CASE("tier_files: no file is written twice (O38)") {

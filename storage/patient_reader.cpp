@@ -1,0 +1,158 @@
+// Pieces of a batch go to a thread and come back in its memory; one that does not come back keeps both.
+#include "storage/patient_reader.h"
+
+#include "storage/check.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <unistd.h>
+#include <vector>
+
+namespace troupe {
+
+namespace {
+
+constexpr size_t handed_bytes = size_t{1} << 20; // that the thread is given at once
+constexpr bool is_passing_error(int error) { return error == EINTR || error == EAGAIN; }
+
+} // namespace
+
+std::optional<int> faulty_result() {
+  if (fault::at("row_store.short_read")) return 0;
+  if (fault::at("row_store.io_error")) return -EIO;
+  if (fault::at("row_store.interrupted")) return -EINTR;
+  return std::nullopt;
+}
+
+bool read_one_by_one(std::span<const positional_read> batch, read_failure& failure, const std::atomic<bool>* is_left) {
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const positional_read& r = batch[i];
+    uint32_t done = 0;
+    while (done < r.size) {
+      if (is_left != nullptr && *is_left) return false;
+      const std::optional<int> faulty = faulty_result();
+      const ssize_t n =
+          faulty ? *faulty : ::pread(r.descriptor, r.to + done, r.size - done, static_cast<off_t>(r.offset + done));
+      const int error = n >= 0 ? 0 : (faulty ? -*faulty : errno);
+      if (n == 0 || (n < 0 && !is_passing_error(error))) {
+        failure = {i, error, done};
+        return false;
+      }
+      if (n > 0) done += static_cast<uint32_t>(n);
+    }
+  }
+  return true;
+}
+
+struct patient_reader::job {
+  std::vector<positional_read> reads; // into `bytes`
+  std::vector<std::byte> bytes;
+  read_failure failure;
+  bool is_whole = false;
+  std::optional<uint64_t> hold; // of a test that wants it to hang
+
+  std::mutex mutex; // of what is below; what is above belongs to the thread from is_given to is_done
+  std::condition_variable changed;
+  bool is_given = false, is_done = false, is_over = false; // over: nothing more will be given
+  std::atomic<bool> is_left = false;                       // and nobody waits for what was
+  std::shared_ptr<std::atomic<size_t>> n_hanging;
+
+  void run();
+};
+
+void patient_reader::job::run() {
+  std::unique_lock lock(mutex);
+  for (;;) {
+    changed.wait(lock, [&] { return is_given || is_over; });
+    if (!is_given) return;
+    lock.unlock();
+    if (hold) fault::stay(*hold);
+    is_whole = read_one_by_one(reads, failure, &is_left);
+    lock.lock();
+    is_given = false;
+    is_done = true;
+    if (is_left) --*n_hanging;
+    changed.notify_all();
+  }
+}
+
+patient_reader::patient_reader() : n_hanging_(std::make_shared<std::atomic<size_t>>(0)) {}
+
+patient_reader::~patient_reader() {
+  if (!job_) return;
+  {
+    const std::lock_guard hold(job_->mutex);
+    job_->is_over = true;
+  }
+  job_->changed.notify_all();
+  thread_.join();
+}
+
+// Precondition: the job's mutex is held.
+void patient_reader::leave() {
+  ++*n_hanging_;
+  job_->is_left = true;
+  job_->is_over = true;
+  thread_.detach();
+}
+
+bool patient_reader::read_piece(std::span<const positional_read> piece, read_failure& failure,
+                                std::chrono::milliseconds patience) {
+  if (!job_) {
+    job_ = std::make_shared<job>();
+    job_->n_hanging = n_hanging_;
+    thread_ = std::thread([j = job_] { j->run(); });
+  }
+  auto& j = *job_;
+  std::unique_lock hold(j.mutex);
+  size_t n_bytes = 0;
+  for (const auto& r : piece) n_bytes += r.size;
+  j.bytes.resize(n_bytes);
+  j.reads.assign(piece.begin(), piece.end());
+  n_bytes = 0;
+  for (auto& r : j.reads) {
+    r.to = j.bytes.data() + n_bytes;
+    n_bytes += r.size;
+  }
+  j.hold = fault::hold_at("row_store.hang");
+  j.is_given = true;
+  j.is_done = false;
+  j.changed.notify_all();
+  bool is_late = false; // a test's deadline
+  j.changed.wait_for(hold, patience, [&] { return j.is_done || (is_late = is_late || fault::at("row_store.late")); });
+  if (!j.is_done) {
+    failure = {0, ETIMEDOUT, 0};
+    leave();
+    hold.unlock();
+    job_.reset();
+    return false;
+  }
+  failure = j.failure;
+  if (!j.is_whole) return false;
+  for (size_t i = 0; i < piece.size(); ++i) std::memcpy(piece[i].to, j.reads[i].to, piece[i].size);
+  return true;
+}
+
+bool patient_reader::read_all(std::span<const positional_read> batch, read_failure& failure,
+                              std::chrono::milliseconds patience) {
+  for (size_t at = 0; at < batch.size();) {
+    size_t n = 0, n_bytes = 0;
+    while (at + n < batch.size() && (n == 0 || n_bytes + batch[at + n].size <= handed_bytes))
+      n_bytes += batch[at + n++].size;
+    if (n_hanging() >= read_ring::most_hanging) {
+      failure = {at, ETIMEDOUT, 0};
+      return false;
+    }
+    if (!read_piece(batch.subspan(at, n), failure, patience)) {
+      failure.index += at;
+      return false;
+    }
+    at += n;
+  }
+  return true;
+}
+
+} // namespace troupe
