@@ -1,6 +1,8 @@
 // batch_policy's steps: who starts, which rows run, what the results mean.
 #include "actors/batch_policy.h"
 
+#include "actors/fetch_ahead.h"
+
 #include <algorithm>
 
 namespace troupe {
@@ -187,8 +189,23 @@ void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence
   if (!a.tokens.empty() || a.end != end_cause::none) out.push_back(std::move(a));
 }
 
+// What the results will touch, level by level.
+void batch_policy::fetch(const step_result& result) {
+  coming_.clear();
+  for (const auto& r : result.results)
+    if (const auto found = by_sequence_.find(r.id); found != by_sequence_.end()) {
+      const auto [t, i] = found->second;
+      fetch_ahead(&*t, sizeof(turn));
+      coming_.emplace_back(&*t, i);
+    }
+  for (const auto& [t, i] : coming_) fetch_ahead(&t->sequences[i], sizeof(sequence));
+  for (const auto& [t, i] : coming_)
+    if (const auto& ids = t->sequences[i].generated; !ids.empty()) fetch_ahead(&ids.back() + 1, 1);
+}
+
 void batch_policy::accept(step_result&& result, time now, std::vector<accepted_tokens>& out) {
   learn_step(result, now);
+  fetch(result);
   out.reserve(out.size() + result.results.size());
   for (auto& r : result.results) {
     const auto found = by_sequence_.find(r.id);

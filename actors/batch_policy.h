@@ -96,6 +96,7 @@ private:
   void ask_for_drafts(step_plan&);
   void take_drafts(sequence&, sequence_result&);
   void learn_step(const step_result&, time now);
+  void fetch(const step_result&);
   void plan_rows(step_plan&, const turn&, sequence&, int64_t n_rows);
   void accept_tokens(sequence_result&, turns::iterator, sequence&, time now, std::vector<accepted_tokens>& out);
   queue_view view(int64_t position, time now) const;
@@ -123,6 +124,7 @@ private:
   std::vector<draft_policy::request> requests_;
   std::vector<planned_rows*> asked_; // of each request
   std::vector<int32_t> judged_;
+  std::vector<std::pair<const turn*, size_t>> coming_; // of fetch
 };
 
 } // namespace troupe

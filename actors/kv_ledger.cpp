@@ -196,6 +196,7 @@ bool kv_ledger::has_leader(const sequence& s, int64_t n_found) const {
 
 bool kv_ledger::take_blocks(sequence& s, planned_rows& r, const prefix_index::hit& hit, step_placed& placed) {
   const int64_t end = r.start + n_tokens(r);
+  if (s.has_begun && pool_.n_missing(r.id, end) == 0) return true; // most rows of a decode
   new_blocks all{r.id, hit.blocks};
   TROUPE_CHECK(pool_.share(r.id, hit.blocks), "the index keeps the blocks that it names");
   bool is_handed_over = false;

@@ -3,6 +3,7 @@
 #include "actors/null_text.h"
 #include "actors/rank.h"
 #include "actors/scheduler.h"
+#include "actors/step_carrier.h"
 #include "storage/check.h"
 
 #include <caf/all.hpp>
@@ -25,8 +26,8 @@ struct null_state {
   scheduler_actor scheduler;
   uint64_t epoch = 0, last_step = 0;
   clock::time_point due{};
-  bool may_sleep = false; // it has a thread to itself
-  step_result waiting;    // sent when due
+  std::optional<step_carrier> carrier; // if it has a thread to itself
+  step_result waiting;                 // sent when due
 };
 
 step_result answer(null_text& text, const step_placed& placed) {
@@ -50,7 +51,10 @@ using null_rank_pointer = paced_rank::stateful_pointer<null_state>;
 void say(null_rank_pointer self, step_result&& result) {
   auto& s = self->state;
   s.text->sent(self->clock().now());
-  self->send(s.scheduler, std::move(result));
+  if (s.carrier)
+    s.carrier->send(self, s.scheduler, std::move(result));
+  else
+    self->send(s.scheduler, std::move(result));
 }
 
 // Now or when it is due.
@@ -60,7 +64,7 @@ void pace(null_rank_pointer self, step_result&& result, double per_s) {
   const auto gap = std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(1 / per_s));
   s.due = s.due + gap < now - max_lag ? now + gap : s.due + gap;
   const auto wait = std::max(s.due - now, clock::duration::zero());
-  if (s.may_sleep && wait <= max_sleep) { // as a real rank has its thread for the time of a step
+  if (s.carrier && wait <= max_sleep) { // as a real rank has its thread for the time of a step
     std::this_thread::sleep_for(wait);
     say(self, std::move(result));
     return;
@@ -73,7 +77,7 @@ paced_rank::behavior_type null_rank_behavior(null_rank_pointer self, null_rank_c
                                              std::shared_ptr<counters> numbers, bool detached) {
   guard(self);
   self->state.text.emplace(config.text, config.stamps);
-  self->state.may_sleep = detached;
+  if (detached) self->state.carrier.emplace(self->system());
   return {
       [=](const step_ready& ready) {
         auto& s = self->state;

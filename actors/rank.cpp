@@ -4,12 +4,14 @@
 #include "actors/guard.h"
 #include "actors/rank_state.h"
 #include "actors/scheduler.h"
+#include "actors/step_carrier.h"
 #include "gpu/collective.h"
 #include "storage/check.h"
 
 #include <caf/all.hpp>
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 
 namespace troupe {
@@ -28,7 +30,8 @@ struct running_rank {
   }
   rank_parts parts;
   std::optional<rank_state> sequences;
-  scheduler_actor scheduler; // rank 0 only
+  scheduler_actor scheduler;           // rank 0 only
+  std::optional<step_carrier> carrier; // if it has a thread to itself
   uint64_t epoch = 0, last_step = 0, cache = 0;
   tier_disk_actor disk;                                      // may be none
   std::unordered_map<entry_id, std::vector<uint8_t>> coming; // from it, pieces so far
@@ -174,8 +177,9 @@ std::optional<step_result> run_step(rank_pointer self, const rank_config& config
 
 rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
                                         std::shared_ptr<const staging_buffer> records,
-                                        std::shared_ptr<counters> numbers) {
+                                        std::shared_ptr<counters> numbers, bool detached) {
   guard(self);
+  if (detached) self->state.carrier.emplace(self->system());
   self->state.sequences.emplace(sampler_state::vocabulary_rules{config.suppressed, config.eos},
                                 config.rank == 0 || config.drafts, [self] { return self->clock().now(); });
   return {
@@ -198,6 +202,8 @@ rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
         send_orders(self, ready.placed);
         if (!result)
           ++numbers->dropped_messages;
+        else if (s.scheduler && s.carrier)
+          s.carrier->send(self, s.scheduler, std::move(*result));
         else if (s.scheduler)
           self->send(s.scheduler, std::move(*result));
       },
@@ -234,8 +240,8 @@ rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
 rank_actor spawn_rank(caf::actor_system& system, rank_config config, std::shared_ptr<const staging_buffer> records,
                       std::shared_ptr<counters> numbers, bool detached) {
   if (detached)
-    return system.spawn<caf::detached>(rank_behavior, std::move(config), std::move(records), std::move(numbers));
-  return system.spawn(rank_behavior, std::move(config), std::move(records), std::move(numbers));
+    return system.spawn<caf::detached>(rank_behavior, std::move(config), std::move(records), std::move(numbers), true);
+  return system.spawn(rank_behavior, std::move(config), std::move(records), std::move(numbers), false);
 }
 
 } // namespace troupe

@@ -1,6 +1,7 @@
 // Start order: what the files say, the text side, ranks in parallel on their own threads, a warm-up step, ready.
 #include "actors/system.h"
 
+#include "actors/hand_over.h"
 #include "actors/null_text.h"
 #include "actors/ring.h"
 #include "actors/supervisor.h"
@@ -73,7 +74,7 @@ std::string make_fingerprint(const std::string& folder, const settings& s) {
 void configure(caf::actor_system_config& config, int32_t n_threads) {
   config.add_message_types<caf::id_block::troupe_ring>();
   config.add_message_types<caf::id_block::troupe_tiers>();
-  config.set("scheduler.policy", caf::atom("sharing"));
+  use_hand_over(config);
   config.set("scheduler.max-threads", static_cast<size_t>(n_threads));
   config.set("scheduler.max-throughput", size_t{300});
 }

@@ -29,8 +29,9 @@ struct front {
   prepare_actor prepare;
 };
 
-// What every actor system of ours needs before it is made: message types and the scheduler of spec/caf.md section 0.
-// `n_threads`: of the pool; detached actors have their own.
+// What every actor system of ours needs before it is made: message types and the pool, whose threads share actors as
+// hand_over.h says and not by a policy of CAF's; else as in spec/caf.md section 0. `n_threads`: of the pool; detached
+// actors have their own.
 void configure(caf::actor_system_config&, int32_t n_threads = 2);
 
 // The tiny model shipped in the tree, found from the binary's own place; throws std::runtime_error naming where it

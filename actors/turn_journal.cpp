@@ -16,7 +16,7 @@ bool turn_journal::begin(const turn_begin& b) {
   r.open = b.open;
   r.admit = b.admit;
   r.choices.resize(r.admit.sequences.size());
-  for (size_t i = 0; i < r.admit.sequences.size(); ++i) sequences_[r.admit.sequences[i].id] = {id, i};
+  for (size_t i = 0; i < r.admit.sequences.size(); ++i) sequences_[r.admit.sequences[i].id] = {&r, i};
   return true;
 }
 
@@ -27,14 +27,14 @@ const turn_journal::record* turn_journal::find(turn_id id) const {
 
 turn_journal::choice* turn_journal::find(sequence_id id) {
   const auto found = sequences_.find(id);
-  return found == sequences_.end() ? nullptr : &turns_.at(found->second.first).choices[found->second.second];
+  return found == sequences_.end() ? nullptr : &found->second.first->choices[found->second.second];
 }
 
 void turn_journal::say(const tokens_accepted& step) {
   for (const auto& a : step.sequences) {
     const auto found = sequences_.find(a.id);
     if (found == sequences_.end()) continue;
-    auto& r = turns_.at(found->second.first);
+    auto& r = *found->second.first;
     auto& c = r.choices[found->second.second];
     if (c.n_cached < 0) c.n_cached = a.cached_tokens;
     if (a.tokens.empty() && a.end == end_cause::none) continue;

@@ -70,7 +70,7 @@ private:
   choice* find(sequence_id);
 
   std::map<turn_id, record> turns_;
-  std::unordered_map<sequence_id, std::pair<turn_id, size_t>> sequences_;
+  std::unordered_map<sequence_id, std::pair<record*, size_t>> sequences_; // of turns_, whose places do not change
   int64_t n_tokens_ = 0;
 };
 

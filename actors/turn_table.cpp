@@ -1,12 +1,16 @@
 // Token ids become deltas: parsing, stop strings, finish causes, usage, one push a turn and step.
 #include "actors/turn_table.h"
 
+#include "actors/fetch_ahead.h"
+
 #include <algorithm>
 #include <utility>
 
 namespace troupe {
 
 namespace {
+
+constexpr size_t n_sink_bytes = 256, n_parser_bytes = 256; // of each, those that every token needs
 
 turn_delta::kind to_kind(output_event::kind k) {
   switch (k) {
@@ -312,8 +316,29 @@ void turn_table::hand_over(turn& t, time now, outcome& out) {
   if (t.n_open == 0) finish(t, to_text(t.worst), now, out);
 }
 
+// What the step will touch, level by level.
+void turn_table::fetch(const tokens_accepted& step) {
+  coming_.clear();
+  for (const auto& a : step.sequences)
+    if (const auto found = sequences_.find(a.id); found != sequences_.end()) {
+      coming_.push_back(found->second.of);
+      fetch_ahead(coming_.back(), sizeof(turn));
+    }
+  for (const auto* t : coming_) {
+    fetch_ahead(t->choices.data(), sizeof(choice));
+    fetch_ahead(t->sink.get(), n_sink_bytes);
+    fetch_ahead(t->events.data(), sizeof(output_event));
+    fetch_ahead(t->drafts.data(), sizeof(draft));
+  }
+  for (const auto* t : coming_) {
+    fetch_ahead(t->choices[0].parser.get(), n_parser_bytes);
+    fetch_ahead(t->choices[0].held.data(), sizeof(sampled_token));
+  }
+}
+
 void turn_table::accept(tokens_accepted&& step, time now, outcome& out) {
   touched_.clear();
+  fetch(step);
   for (auto& a : step.sequences) {
     const auto found = sequences_.find(a.id);
     if (found == sequences_.end()) continue; // ended here already

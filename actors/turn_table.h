@@ -89,6 +89,7 @@ private:
     size_t choice = 0;
   };
 
+  void fetch(const tokens_accepted&);
   void take_step(turn&, size_t index, accepted_tokens&&, time now, outcome&);
   void hand_over(turn&, time now, outcome&); // what a step made of the turn
   void take(turn&, choice&, size_t index, accepted_tokens&&, outcome&);
@@ -110,7 +111,8 @@ private:
   std::unordered_map<turn_id, std::unique_ptr<turn>> turns_;
   std::unordered_map<sequence_id, place> sequences_;
   std::vector<turn*> touched_;
-  std::vector<turn_delta> deltas_; // of the push being made
+  std::vector<const turn*> coming_; // of fetch
+  std::vector<turn_delta> deltas_;  // of the push being made
 };
 
 } // namespace troupe

@@ -3,9 +3,12 @@
 
 #include "net/outbox.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace troupe {
+
+constexpr size_t n_ahead = 2; // streams whose memory is asked for while another is written, for each of two levels
 
 void flush_queue::add(std::shared_ptr<outbox> box) {
   {
@@ -22,7 +25,13 @@ void flush_queue::flush() {
     taken_.swap(ready_);
     is_posted_ = false;
   }
-  for (const auto& box : taken_) box->flush();
+  const size_t n = taken_.size();
+  for (size_t i = 0; i < std::min(n, 2 * n_ahead); i++) taken_[i]->fetch();
+  for (size_t i = 0; i < n; i++) {
+    if (i + 2 * n_ahead < n) taken_[i + 2 * n_ahead]->fetch();
+    if (i + n_ahead < n) taken_[i + n_ahead]->fetch_wire();
+    taken_[i]->flush();
+  }
   taken_.clear();
 }
 

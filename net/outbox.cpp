@@ -1,6 +1,7 @@
 // Invariant of outbox: busy_ is true exactly while a flush is on its way or a write is running.
 #include "net/outbox.h"
 
+#include "actors/fetch_ahead.h"
 #include "net/sse.h"
 
 #include <utility>
@@ -8,8 +9,8 @@
 namespace troupe {
 
 outbox::outbox(openai_stream stream, outbox_wire wire, size_t limit_bytes, bool openai_errors)
-    : stream_(std::move(stream)), wire_(std::make_shared<const outbox_wire>(std::move(wire))), limit_(limit_bytes),
-      openai_errors_(openai_errors) {}
+    : wire_(std::make_shared<const outbox_wire>(std::move(wire))), touched_(wire_->touched), limit_(limit_bytes),
+      openai_errors_(openai_errors), stream_(std::move(stream)) {}
 
 outbox::shared_wire outbox::wire_to_kick() { return wire_ && !std::exchange(busy_, true) ? wire_ : nullptr; }
 
@@ -104,6 +105,12 @@ void outbox::note(std::string_view text) {
   }
   kick(wire);
 }
+
+void outbox::fetch() const {
+  const auto *from = reinterpret_cast<const char*>(this), *to = reinterpret_cast<const char*>(&stream_);
+  fetch_ahead(from, static_cast<size_t>(to - from));
+}
+void outbox::fetch_wire() const { fetch_ahead(touched_.data(), touched_.size()); }
 
 void outbox::flush() {
   shared_wire wire;

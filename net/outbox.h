@@ -7,6 +7,7 @@
 #include "net/openai_answer.h"
 #include "net/openai_stream.h"
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -29,6 +30,7 @@ struct outbox_wire {
   std::function<void(const api_error&)> refused; // the turn failed before it opened, no byte was written
   std::function<void(bool ok)> finished;         // the last byte was written, or the socket failed
   std::function<void()> resumed;                 // a full queue was taken over for writing
+  std::span<const std::byte> touched;            // memory that each write() looks at, if it is known
 };
 
 class outbox final : public turn_sink, public std::enable_shared_from_this<outbox> {
@@ -42,10 +44,12 @@ public:
   void fail(const api_error&) override;
   void note(std::string_view) override;
 
-  void close();          // the client is gone: lets go of the wire; any thread
-  bool ping();           // loop: a comment, if nothing is queued or being written; true: the stream is open
-  void flush();          // loop: after a kick
-  void written(bool ok); // loop: the end of a write that was to come later
+  void close();            // the client is gone: lets go of the wire; any thread
+  bool ping();             // loop: a comment, if nothing is queued or being written; true: the stream is open
+  void flush();            // loop: after a kick
+  void fetch() const;      // loop: flush() comes soon, asks for the outbox's memory
+  void fetch_wire() const; // the same: a little later, asks for the socket's
+  void written(bool ok);   // loop: the end of a write that was to come later
 
 private:
   enum class stage : uint8_t { waiting, open, ended };
@@ -54,15 +58,16 @@ private:
   void kick(const shared_wire&);
   void end(bool ok);
 
-  std::mutex mutex_; // guards all below but cur_ and is_last_, which the loop owns while busy_
-  openai_stream stream_;
+  std::mutex mutex_; // guards all below but cur_ and is_last_, which the loop owns while busy_, and touched_
   shared_wire wire_; // shared with the calls that use it; gone once closed, failed or finished, so a sink that outlives
                      // its socket holds nothing of it
   std::string next_, cur_;
+  const std::span<const std::byte> touched_; // by write(); the memory may be gone
   size_t limit_;
   bool openai_errors_;
   stage stage_ = stage::waiting;
   bool busy_ = false, closed_ = false, was_full_ = false, is_last_ = false;
+  openai_stream stream_; // behind what the loop looks at
 };
 
 class collector final : public turn_sink {

@@ -21,9 +21,11 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace troupe {
@@ -77,7 +79,19 @@ private:
   bool closes() const { return !answer_.keep_alive; }
   bool expects_continue() const; // Precondition: the head was read
 
+  // What write_chunk looks at stands together, up to reader_: each write of each of hundreds of streams begins with it.
+  std::span<const std::byte> touched() const {
+    const auto *from = reinterpret_cast<const std::byte*>(this), *to = reinterpret_cast<const std::byte*>(&reader_);
+    return {from, to};
+  }
+
   boost::asio::ip::tcp::socket socket_;
+  clock::time_point last_write_, write_began_;
+  bool timed_out_ = false, watching_ = false, in_turn_ = false, writing_ = false, stopping_ = false, is_head_ = false,
+       idle_ = false, logged_ = false, half_closed_ = false;
+  std::shared_ptr<body_claim> claim_; // of the request being served, shared with its collector
+  std::string stream_head_;           // of a turn, until it is written
+  answer_head answer_;
   eof_reader reader_;
   service& shared_;
   boost::asio::thread_pool& desk_;
@@ -85,21 +99,16 @@ private:
   boost::asio::steady_timer deadline_, event_, ticker_;
   boost::beast::flat_buffer buffer_;
   std::optional<request_parser> parser_;
-  answer_head answer_;
   route route_;
   connection_actor actor_;
   std::shared_ptr<outbox> outbox_;       // lent to fan_out for a turn
   std::shared_ptr<collector> collector_; // the same for an answer in one piece
-  std::shared_ptr<body_claim> claim_;    // of the request being served, shared with its collector
-  std::string stream_head_;              // of a turn, until it is written
   waited waited_ = waited::nothing;
   api_error refusal_;
   http_reply answered_;
-  clock::time_point asked_at_, last_write_, write_began_, half_closed_at_;
+  clock::time_point asked_at_, half_closed_at_;
   turn_id turn_{}; // in flight
   uint64_t deadline_round_ = 0;
-  bool timed_out_ = false, watching_ = false, in_turn_ = false, writing_ = false, stopping_ = false, is_head_ = false,
-       idle_ = false, logged_ = false, half_closed_ = false;
   std::atomic<bool> over_{false};
   std::function<void()> ended_;
 };

@@ -177,6 +177,7 @@ outbox_wire session::make_wire(turn_id turn, std::shared_ptr<const engine_port> 
     self->end_wait(waited::refused);
   };
   wire.finished = [self](bool ok) { ok ? self->end_wait(waited::finished) : self->peer_gone(); };
+  wire.touched = touched();
   wire.resumed = [turn, port = std::move(port)] { port->resume(turn); };
   return wire;
 }

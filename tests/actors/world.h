@@ -24,6 +24,7 @@ namespace troupe {
 struct test_config : caf::actor_system_config {
   test_config() {
     configure(*this, 1);
+    module_factories.clear(); // in place of the pool:
     set("scheduler.policy", caf::atom("testing"));
   }
 };
