@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <system_error>
 #include <unistd.h>
 #include <vector>
 
@@ -27,12 +28,12 @@ std::optional<int> faulty_result() {
   return std::nullopt;
 }
 
-bool read_one_by_one(std::span<const positional_read> batch, read_failure& failure, const std::atomic<bool>* is_left) {
+bool read_one_by_one(std::span<const positional_read> batch, read_failure& failure, reading_state* state) {
   for (size_t i = 0; i < batch.size(); ++i) {
     const positional_read& r = batch[i];
     uint32_t done = 0;
     while (done < r.size) {
-      if (is_left != nullptr && *is_left) return false;
+      if (state != nullptr && state->is_left) return false;
       const std::optional<int> faulty = faulty_result();
       const ssize_t n =
           faulty ? *faulty : ::pread(r.descriptor, r.to + done, r.size - done, static_cast<off_t>(r.offset + done));
@@ -42,6 +43,7 @@ bool read_one_by_one(std::span<const positional_read> batch, read_failure& failu
         return false;
       }
       if (n > 0) done += static_cast<uint32_t>(n);
+      if (state != nullptr) ++state->n_calls;
     }
   }
   return true;
@@ -57,7 +59,7 @@ struct patient_reader::job {
   std::mutex mutex; // of what is below; what is above belongs to the thread from is_given to is_done
   std::condition_variable changed;
   bool is_given = false, is_done = false, is_over = false; // over: nothing more will be given
-  std::atomic<bool> is_left = false;                       // and nobody waits for what was
+  reading_state state;                                     // left: and nobody waits for what was
   std::shared_ptr<std::atomic<size_t>> n_hanging;
 
   void run();
@@ -70,11 +72,11 @@ void patient_reader::job::run() {
     if (!is_given) return;
     lock.unlock();
     if (hold) fault::stay(*hold);
-    is_whole = read_one_by_one(reads, failure, &is_left);
+    is_whole = read_one_by_one(reads, failure, &state);
     lock.lock();
     is_given = false;
     is_done = true;
-    if (is_left) --*n_hanging;
+    if (state.is_left) --*n_hanging;
     changed.notify_all();
   }
 }
@@ -93,18 +95,25 @@ patient_reader::~patient_reader() {
 
 // Precondition: the job's mutex is held.
 void patient_reader::leave() {
-  ++*n_hanging_;
-  job_->is_left = true;
-  job_->is_over = true;
   thread_.detach();
+  ++*n_hanging_;
+  job_->state.is_left = true;
+  job_->is_over = true;
 }
 
 bool patient_reader::read_piece(std::span<const positional_read> piece, read_failure& failure,
                                 std::chrono::milliseconds patience) {
   if (!job_) {
-    job_ = std::make_shared<job>();
-    job_->n_hanging = n_hanging_;
-    thread_ = std::thread([j = job_] { j->run(); });
+    auto made = std::make_shared<job>();
+    made->n_hanging = n_hanging_;
+    try {
+      if (fault::at("row_store.no_thread")) throw std::system_error(EAGAIN, std::generic_category());
+      thread_ = std::thread([made] { made->run(); });
+    } catch (const std::system_error& e) {
+      failure = {0, e.code().value(), 0};
+      return false;
+    }
+    job_ = std::move(made);
   }
   auto& j = *job_;
   std::unique_lock hold(j.mutex);
@@ -121,8 +130,11 @@ bool patient_reader::read_piece(std::span<const positional_read> piece, read_fai
   j.is_given = true;
   j.is_done = false;
   j.changed.notify_all();
-  bool is_late = false; // a test's deadline
-  j.changed.wait_for(hold, patience, [&] { return j.is_done || (is_late = is_late || fault::at("row_store.late")); });
+  bool is_late = false;                                          // a test's deadline
+  for (size_t seen = j.state.n_calls;; seen = j.state.n_calls) { // slow is not hanging
+    j.changed.wait_for(hold, patience, [&] { return j.is_done || (is_late = is_late || fault::at("row_store.late")); });
+    if (j.is_done || is_late || j.state.n_calls == seen) break;
+  }
   if (!j.is_done) {
     failure = {0, ETIMEDOUT, 0};
     leave();

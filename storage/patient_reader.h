@@ -12,9 +12,13 @@
 
 namespace troupe {
 
-// One read after another, on the calling thread. `is_left`: ends it between two reads. As read_ring::read_all.
-bool read_one_by_one(std::span<const positional_read> batch, read_failure& failure,
-                     const std::atomic<bool>* is_left = nullptr);
+// What another thread may know of reads under way, and tell them.
+struct reading_state {
+  std::atomic<bool> is_left = false; // ends them between two reads
+  std::atomic<size_t> n_calls = 0;   // that have come back
+};
+// One read after another, on the calling thread. As read_ring::read_all.
+bool read_one_by_one(std::span<const positional_read> batch, read_failure& failure, reading_state* = nullptr);
 // What a fault point makes of a read: a result in place of the kernel's; nullopt: none is armed.
 std::optional<int> faulty_result();
 

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -76,29 +77,38 @@ int set_up(io_uring& uring, unsigned depth) {
 
 } // namespace
 
+// The kernel may still write to it: a read that never comes back costs its piece of memory until the process ends.
+static void keep_for_kernel(std::vector<std::byte>&& bytes) {
+  static std::mutex guard;
+  static auto& kept = *new std::vector<std::vector<std::byte>>; // outlives the statics, as the reads may
+  const std::lock_guard hold(guard);
+  kept.push_back(std::move(bytes));
+}
+
 read_ring::ring::~ring() {
   if (depth == 0) return;
   n_in_flight = 0;
   std::optional<read_failure> none;
   ++batch_number;
   collect({}, none);
-  const bool hangs = n_hanging() > 0;
   io_uring_queue_exit(&uring);
-  // The kernel may still write to these; a read that never comes back costs its piece of memory.
-  if (hangs) (void)new std::vector<landing>(std::move(landings));
+  std::vector<bool> is_free(landings.size());
+  for (const uint32_t i : free) is_free[i] = true;
+  for (size_t i = 0; i < landings.size(); ++i)
+    if (!is_free[i]) keep_for_kernel(std::move(landings[i].bytes));
 }
 
 // Queues what there is room for.
 void read_ring::ring::queue(std::span<const positional_read> batch) {
   while (!pending.empty() && !free.empty()) {
+    const size_t i = pending.back();
+    const uint32_t to = free.back(), size = batch[i].size - done[i];
+    auto& l = landings[to];
+    if (l.bytes.size() < size) l.bytes.resize(size); // may throw: nothing is taken yet
     io_uring_sqe* entry = io_uring_get_sqe(&uring);
     TROUPE_CHECK(entry != nullptr, "the submission queue holds `depth` entries and no more than that are in flight");
-    const size_t i = pending.back();
     pending.pop_back();
-    const uint32_t to = free.back(), size = batch[i].size - done[i];
     free.pop_back();
-    auto& l = landings[to];
-    if (l.bytes.size() < size) l.bytes.resize(size);
     l.index = i;
     l.batch = batch_number;
     io_uring_prep_read(entry, batch[i].descriptor, l.bytes.data(), size, batch[i].offset + done[i]);
@@ -122,7 +132,7 @@ void read_ring::ring::wait(std::chrono::milliseconds patience) {
                "the ring and its arguments are ours alone");
 }
 
-// Takes the completions that are there. False: none of this batch was.
+// Takes the completions that are there. False: there was none.
 bool read_ring::ring::collect(std::span<const positional_read> batch, std::optional<read_failure>& failure) {
   bool any = false;
   for (io_uring_cqe* completion = nullptr; io_uring_peek_cqe(&uring, &completion) == 0;) {
@@ -131,8 +141,8 @@ bool read_ring::ring::collect(std::span<const positional_read> batch, std::optio
     io_uring_cqe_seen(&uring, completion);
     const auto& l = landings[from];
     free.push_back(from);
+    any = true;                            // room for those that wait, whoever it was of
     if (l.batch != batch_number) continue; // it was given up
-    any = true;
     --n_in_flight;
     const size_t i = l.index;
     const int result = faulty_result().value_or(came);
@@ -207,8 +217,7 @@ bool read_ring::read_all(std::span<const positional_read> batch, read_failure& f
       if (r.collect(batch, first)) {
         since = std::chrono::steady_clock::now();
       } else if (is_over) {
-        const auto hangs = r.give_up();
-        if (!first) first = hangs;
+        first = r.give_up(); // above all: who tries again one by one would wait for it again
         break;
       }
     } else {

@@ -30,7 +30,7 @@ struct read_failure {
 // For one thread. Nothing writes to a buffer of the caller's between calls.
 class read_ring {
 public:
-  // Of pread: batches that hang at once at most, each with a thread; where that many do, none is begun.
+  // Of pread: pieces of batches that hang at once at most, each with a thread; where that many do, none is begun.
   static constexpr size_t most_hanging = 8;
   static constexpr std::chrono::milliseconds forever = std::chrono::milliseconds::max();
 

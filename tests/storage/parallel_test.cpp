@@ -1,4 +1,5 @@
 // Work over threads: each index once, failures carried to the caller.
+#include "storage/check.h"
 #include "storage/parallel.h"
 
 #include <doctest/doctest.h>
@@ -20,6 +21,14 @@ TEST_CASE("parallel: every index runs once, whatever the number of threads") {
       CHECK(n_once == n);
     }
   CHECK(n_cores() >= 1);
+}
+
+TEST_CASE("parallel: where no thread is to be had, those there are do it all") {
+  fault::arm("parallel.no_thread");
+  std::atomic<int> n_run{0};
+  for_each_parallel(100, 4, [&](size_t) { ++n_run; });
+  fault::disarm_all();
+  CHECK(n_run == 100);
 }
 
 TEST_CASE("parallel: what failed first by index is thrown, and no index begins after it") {

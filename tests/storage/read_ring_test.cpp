@@ -167,6 +167,24 @@ TEST_CASE("read_ring: without io_uring a thread that hangs is left, with its mem
   fault::disarm_all();
 }
 
+TEST_CASE("read_ring: without io_uring a thread that does not start fails its batch, and the next one tries again") {
+  const two_files files;
+  fault::arm("row_store.no_io_uring");
+  read_ring ring(4);
+  fault::disarm_all();
+  std::array<std::byte, 8> to;
+  const positional_read batch[] = {{files.data, 0, to.data(), 8}};
+  for (int i = 0; i < 10; ++i) { // more often than threads may hang
+    fault::arm("row_store.no_thread");
+    read_failure failure;
+    CHECK_FALSE(ring.read_all(batch, failure, long_time));
+    CHECK(failure.error == EAGAIN);
+    CHECK(ring.n_hanging() == 0);
+    fault::disarm_all();
+  }
+  files.check_reads(ring);
+}
+
 TEST_CASE("read_ring: batches larger than a thread is given at once arrive whole, and failures keep their places") {
   const two_files files;
   fault::arm("row_store.no_io_uring");
