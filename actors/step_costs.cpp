@@ -146,7 +146,13 @@ cost_curve step_costs::drafting(int64_t n_sequences, making how) const {
       scale = 1 / c.at(static_cast<double>(n_sequences));
   }
   std::vector<std::pair<double, double>> points;
-  for (const auto& [n, c] : s->*of) points.emplace_back(c.rows, c.ratio.value());
+  for (const auto& [n, c] : s->*of) {
+    double ratio = c.ratio.value();
+    // Catching up is never cheaper: so a figure of a bad hour does not outlive it where nothing is drafted any more.
+    if (const auto again = s->again.find(n); again != s->again.end() && again->second.ratio.n() >= sure_samples)
+      ratio = std::min(ratio, again->second.ratio.value());
+    points.emplace_back(c.rows, ratio);
+  }
   if (points.size() == 1) points.insert(points.begin(), {0.0, points[0].second * fixed_part});
   return cost_curve(std::move(points), scale);
 }

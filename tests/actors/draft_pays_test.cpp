@@ -129,6 +129,25 @@ TEST_CASE("draft_policy: what a trial takes to catch up is not what drafts cost 
   CHECK(gain.worst > 1.05);
 }
 
+TEST_CASE("draft_policy: what drafts cost in a bad hour is not believed for ever, though none are made any more") {
+  const auto gain = over_seeds([](uint64_t seed) {
+    draft_world w(five, {}, seed);
+    const draft_machine usual = w.machine;
+    w.machine.draft_us *= 6;
+    w.machine.draft_sequence_us *= 6;
+    w.warm_up();
+    w.start({{0.85, 0.85}});
+    w.play(256);
+    w.machine = usual;
+    w.play(2000);
+    w.forget();
+    w.play(2000);
+    return w.gain();
+  });
+  CHECK(gain.median > 1.2); // the best fixed depth: 1.28; 1.07 when trials were believed for themselves alone
+  CHECK(gain.worst > 1.15);
+}
+
 TEST_CASE("draft_policy: rows that were measured when all went wrong are measured again, and win in the end") {
   const auto gain = over_seeds([](uint64_t seed) {
     draft_world w(five, {}, seed);
