@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace troupe {
 
+// `from` may be null, and what lies there shorter: an address that is not the process's own is ignored.
 inline void fetch_ahead(const void* from, size_t n_bytes) {
-  constexpr size_t line = 64;
-  for (size_t at = 0; at < n_bytes; at += line) __builtin_prefetch(static_cast<const char*>(from) + at);
+  constexpr uintptr_t line = 64;
+  const auto first = reinterpret_cast<uintptr_t>(from);
+  for (uintptr_t at = first; at < first + n_bytes; at += line) __builtin_prefetch(reinterpret_cast<const void*>(at));
 }
 
 } // namespace troupe

@@ -20,6 +20,7 @@ using caf::resumable;
 
 constexpr int max_in_row = 16;    // actors that run before older ones get their turn
 constexpr size_t max_unwoken = 1; // actors that wait while another thread sleeps
+
 struct sleeper {
   std::condition_variable wakes;
   bool is_woken = false; // guarded by the queue's lock
@@ -45,7 +46,10 @@ public:
 
   template <class Coordinator> void central_enqueue(Coordinator* self, resumable* r) { add(self, r, 0); }
   template <class Worker> void external_enqueue(Worker* self, resumable* r) { add(self->parent(), r, 0); }
-  template <class Worker> void resume_job_later(Worker* self, resumable* r) { add(self->parent(), r, max_unwoken); }
+  // What it handed over goes first; then another thread takes it.
+  template <class Worker> void resume_job_later(Worker* self, resumable* r) {
+    add(self->parent(), r, d(self).next ? 0 : max_unwoken);
+  }
   template <class Worker> void internal_enqueue(Worker* self, resumable* r) {
     if (auto* const before = std::exchange(d(self).next, r)) add(self->parent(), before, max_unwoken);
   }

@@ -63,6 +63,7 @@ void take_entry(running_rank& s, tier_arrived& piece) {
   auto bytes = std::move(piece.bytes);
   if (bytes.size() < size) { // in pieces
     auto& all = s.coming[piece.where.entry];
+    all.reserve(size);
     all.insert(all.end(), bytes.begin(), bytes.end());
     if (all.size() < size) return;
     bytes = std::move(all);

@@ -9,8 +9,8 @@ namespace troupe {
 
 namespace {
 
-constexpr int n_carried = 3;           // scheduler, kv_cache, engram_fetch
-constexpr size_t n_messages_each = 30; // what is above is the pool's
+constexpr int n_carried = 3;          // scheduler, kv_cache, engram_fetch
+constexpr size_t n_messages_each = 2; // what is above is the pool's: the plan waits behind it
 
 } // namespace
 

@@ -8,8 +8,9 @@
 
 namespace troupe {
 
-// Of one actor with a thread of its own, which alone uses it. What a message sets off runs on that thread, in the order
-// of the ring: each actor that got mail from the one before. All else that gets mail on the way is the pool's.
+// Of one actor with a thread of its own, which alone uses it. What a message sets off runs on that thread, three actors
+// at most: each time the one that got mail last, which in the ring is the next of the step, and where no step follows
+// the one that tells of the end. All else that gets mail on the way is the pool's.
 class step_carrier final : public caf::execution_unit {
 public:
   explicit step_carrier(caf::actor_system& system) : caf::execution_unit(&system) {}

@@ -15,6 +15,10 @@ namespace troupe {
 // Invariant: a turn has one record from begin() to forget(), whatever its client, its tokens or its ranks do.
 class turn_journal {
 public:
+  turn_journal() = default;
+  turn_journal(const turn_journal&) = delete; // it points into itself
+  turn_journal& operator=(const turn_journal&) = delete;
+
   // A turn that was in the ring when it broke so often, and has gained nothing in between, is ended: it may be the
   // cause.
   static constexpr int32_t max_losses = 3;
