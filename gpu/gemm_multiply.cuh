@@ -28,8 +28,8 @@ template <stored_matrix::codebook Book> __device__ __forceinline__ uint32_t deco
   }
 }
 
-// Where a warp of readers is in the ring (gemm_shared), as addresses in shared memory: with generic pointers a fifth of
-// the loop's instructions were addresses.
+// Where a warp of readers is in the ring (gemm_shared), as addresses in shared memory. A step is 223 instructions at
+// K = 3, 168 of them windows, codebook and loads; with generic pointers it was 229.
 template <int Rate, class Shared> class stage_reader {
 public:
   static constexpr int n_words = lane_windows<Rate>::n_words;
