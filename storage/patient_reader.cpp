@@ -17,7 +17,6 @@ namespace troupe {
 namespace {
 
 constexpr size_t handed_bytes = size_t{1} << 20; // that the thread is given at once
-constexpr bool is_passing_error(int error) { return error == EINTR || error == EAGAIN; }
 
 } // namespace
 
@@ -38,7 +37,7 @@ bool read_one_by_one(std::span<const positional_read> batch, read_failure& failu
       const ssize_t n =
           faulty ? *faulty : ::pread(r.descriptor, r.to + done, r.size - done, static_cast<off_t>(r.offset + done));
       const int error = n >= 0 ? 0 : (faulty ? -*faulty : errno);
-      if (n == 0 || (n < 0 && !is_passing_error(error))) {
+      if (n == 0 || (n < 0 && !is_passing(error))) {
         failure = {i, error, done};
         return false;
       }
@@ -49,7 +48,7 @@ bool read_one_by_one(std::span<const positional_read> batch, read_failure& failu
   return true;
 }
 
-struct patient_reader::job {
+struct patient_reader::handed_piece {
   std::vector<positional_read> reads; // into `bytes`
   std::vector<std::byte> bytes;
   read_failure failure;
@@ -65,7 +64,7 @@ struct patient_reader::job {
   void run();
 };
 
-void patient_reader::job::run() {
+void patient_reader::handed_piece::run() {
   std::unique_lock lock(mutex);
   for (;;) {
     changed.wait(lock, [&] { return is_given || is_over; });
@@ -84,27 +83,27 @@ void patient_reader::job::run() {
 patient_reader::patient_reader() : n_hanging_(std::make_shared<std::atomic<size_t>>(0)) {}
 
 patient_reader::~patient_reader() {
-  if (!job_) return;
+  if (!handed_) return;
   {
-    const std::lock_guard hold(job_->mutex);
-    job_->is_over = true;
+    const std::lock_guard hold(handed_->mutex);
+    handed_->is_over = true;
   }
-  job_->changed.notify_all();
+  handed_->changed.notify_all();
   thread_.join();
 }
 
-// Precondition: the job's mutex is held.
+// Precondition: the piece's mutex is held.
 void patient_reader::leave() {
   thread_.detach();
   ++*n_hanging_;
-  job_->state.is_left = true;
-  job_->is_over = true;
+  handed_->state.is_left = true;
+  handed_->is_over = true;
 }
 
 bool patient_reader::read_piece(std::span<const positional_read> piece, read_failure& failure,
                                 std::chrono::milliseconds patience) {
-  if (!job_) {
-    auto made = std::make_shared<job>();
+  if (!handed_) {
+    auto made = std::make_shared<handed_piece>();
     made->n_hanging = n_hanging_;
     try {
       if (fault::at("row_store.no_thread")) throw std::system_error(EAGAIN, std::generic_category());
@@ -113,38 +112,38 @@ bool patient_reader::read_piece(std::span<const positional_read> piece, read_fai
       failure = {0, e.code().value(), 0};
       return false;
     }
-    job_ = std::move(made);
+    handed_ = std::move(made);
   }
-  auto& j = *job_;
-  std::unique_lock hold(j.mutex);
+  auto& h = *handed_;
+  std::unique_lock hold(h.mutex);
   size_t n_bytes = 0;
   for (const auto& r : piece) n_bytes += r.size;
-  j.bytes.resize(n_bytes);
-  j.reads.assign(piece.begin(), piece.end());
+  h.bytes.resize(n_bytes);
+  h.reads.assign(piece.begin(), piece.end());
   n_bytes = 0;
-  for (auto& r : j.reads) {
-    r.to = j.bytes.data() + n_bytes;
+  for (auto& r : h.reads) {
+    r.to = h.bytes.data() + n_bytes;
     n_bytes += r.size;
   }
-  j.hold = fault::hold_at("row_store.hang");
-  j.is_given = true;
-  j.is_done = false;
-  j.changed.notify_all();
+  h.hold = fault::hold_at("row_store.hang");
+  h.is_given = true;
+  h.is_done = false;
+  h.changed.notify_all();
   bool is_late = false;                                          // a test's deadline
-  for (size_t seen = j.state.n_calls;; seen = j.state.n_calls) { // slow is not hanging
-    j.changed.wait_for(hold, patience, [&] { return j.is_done || (is_late = is_late || fault::at("row_store.late")); });
-    if (j.is_done || is_late || j.state.n_calls == seen) break;
+  for (size_t seen = h.state.n_calls;; seen = h.state.n_calls) { // slow is not hanging
+    h.changed.wait_for(hold, patience, [&] { return h.is_done || (is_late = is_late || fault::at("row_store.late")); });
+    if (h.is_done || is_late || h.state.n_calls == seen) break;
   }
-  if (!j.is_done) {
+  if (!h.is_done) {
     failure = {0, ETIMEDOUT, 0};
     leave();
     hold.unlock();
-    job_.reset();
+    handed_.reset();
     return false;
   }
-  failure = j.failure;
-  if (!j.is_whole) return false;
-  for (size_t i = 0; i < piece.size(); ++i) std::memcpy(piece[i].to, j.reads[i].to, piece[i].size);
+  failure = h.failure;
+  if (!h.is_whole) return false;
+  for (size_t i = 0; i < piece.size(); ++i) std::memcpy(piece[i].to, h.reads[i].to, piece[i].size);
   return true;
 }
 

@@ -17,12 +17,6 @@
 #include <vector>
 
 namespace troupe {
-namespace {
-
-constexpr bool is_passing(int error) { return error == EINTR || error == EAGAIN; }
-
-} // namespace
-
 struct read_ring::ring {
   struct landing { // where a read in flight arrives
     std::vector<std::byte> bytes;
