@@ -1,9 +1,6 @@
-// The pool's threads as they share real actors, and a rank's as it carries a step on: who runs where, who is woken, and
-// that nothing is left lying.
-#include "actors/hand_over.h"
-#include "actors/step_carrier.h"
+// The pool's threads as they share real actors: who runs where, who is woken, and that nothing is left lying.
+#include "tests/actors/handing_pool.h"
 
-#include <caf/all.hpp>
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -15,36 +12,6 @@
 #include <vector>
 
 using namespace troupe;
-
-namespace {
-
-constexpr auto long_enough = std::chrono::seconds(20); // for what comes at once or never
-
-class thread_pool {
-public:
-  using handler = std::function<void(caf::event_based_actor*, int)>;
-  explicit thread_pool(size_t n_threads) : config_(n_threads), system_(config_) {}
-  // It runs when it gets mail and not before, so that one that has got none yet is not running elsewhere.
-  caf::actor spawn(handler f) { return system_.spawn<caf::lazy_init>(behave, std::move(f)); }
-  caf::actor spawn_detached(handler f) { return system_.spawn<caf::detached>(behave, std::move(f)); }
-
-private:
-  static caf::behavior behave(caf::event_based_actor* self, handler f) {
-    return {[self, f = std::move(f)](int n) { f(self, n); }};
-  }
-  struct config : caf::actor_system_config {
-    explicit config(size_t n_threads) {
-      use_hand_over(*this);
-      set("scheduler.max-threads", n_threads);
-    }
-  };
-  config config_;
-  caf::actor_system system_;
-};
-
-bool comes(const std::future<void>& f) { return f.wait_for(long_enough) == std::future_status::ready; }
-
-} // namespace
 
 TEST_CASE("hand_over: an actor that gets mail from another runs next on the same thread") {
   thread_pool threads(4);
@@ -134,57 +101,6 @@ TEST_CASE("hand_over: two actors that write to each other without end leave room
   is_over = true;
   REQUIRE(comes(stopped.get_future()));
   CHECK(came);
-}
-
-TEST_CASE("step_carrier: a step goes on along its thread, and what else got mail runs in the pool") {
-  thread_pool threads(2);
-  std::thread::id rank, scheduler, tokens, places, rows, beyond;
-  std::promise<void> has_tokens, is_beyond;
-  const auto note = [](std::thread::id& where) { where = std::this_thread::get_id(); };
-  const auto e = threads.spawn([&](caf::event_based_actor*, int) { note(beyond), is_beyond.set_value(); });
-  const auto d = threads.spawn([&](caf::event_based_actor* self, int n) { note(rows), self->send(e, n); });
-  const auto c = threads.spawn([&](caf::event_based_actor* self, int n) { note(places), self->send(d, n); });
-  const auto b = threads.spawn([&](caf::event_based_actor*, int) { note(tokens), has_tokens.set_value(); });
-  const auto a = threads.spawn([&](caf::event_based_actor* self, int n) {
-    note(scheduler);
-    self->send(b, n);
-    self->send(c, n);
-  });
-  caf::anon_send(threads.spawn_detached([&](caf::event_based_actor* self, int n) {
-    note(rank);
-    step_carrier carrier(self->system());
-    carrier.send(self, a, n);
-  }),
-                 0);
-  REQUIRE(comes(has_tokens.get_future()));
-  REQUIRE(comes(is_beyond.get_future()));
-  CHECK(scheduler == rank);
-  CHECK(places == rank);
-  CHECK(rows == rank);
-  CHECK(tokens != rank);
-  CHECK(beyond != rank); // a ring has three that do not block
-}
-
-TEST_CASE("step_carrier: an actor that runs elsewhere takes the message there") {
-  thread_pool threads(2);
-  std::promise<void> is_busy, is_sent, ended;
-  auto was_sent = is_sent.get_future();
-  std::vector<std::thread::id> ran;
-  const auto a = threads.spawn([&](caf::event_based_actor*, int n) {
-    ran.push_back(std::this_thread::get_id());
-    if (n == 1) return ended.set_value();
-    is_busy.set_value();
-    was_sent.wait_for(long_enough);
-  });
-  caf::anon_send(a, 0);
-  REQUIRE(comes(is_busy.get_future()));
-  caf::anon_send(threads.spawn_detached([&](caf::event_based_actor* self, int) {
-    step_carrier(self->system()).send(self, a, 1);
-    is_sent.set_value();
-  }),
-                 0);
-  REQUIRE(comes(ended.get_future()));
-  CHECK(ran == std::vector(2, ran[0]));
 }
 
 TEST_CASE("hand_over: nothing is lost among many actors, threads and senders from outside") {
