@@ -88,8 +88,10 @@ fan_out_actor::behavior_type fan_out_behavior(fan_out_pointer self, std::shared_
           return;
         }
         self->send(s.journal, step);
+        const auto number = step.number;
         s.turns->accept(std::move(step), self->clock().now(), s.out);
         tell(self);
+        if (number % taken_each == 0) self->send(s.scheduler, tokens_taken{s.epoch, number}); // behind stream_paused
       },
       [=](const client_gone& gone) {
         self->state.turns->gone(gone.turn, self->clock().now(), self->state.out);

@@ -19,6 +19,10 @@ using fan_out_actor =
                      caf::reacts_to<tokens_accepted>, caf::reacts_to<client_gone>, caf::reacts_to<turn_failed>,
                      caf::reacts_to<stream_resumed>, caf::reacts_to<wiring>, caf::replies_to<drain_begin>::with<bool>>;
 
+// tokens_accepted of these numbers are answered with tokens_taken, by which the scheduler keeps steps from running
+// ahead of what clients are sent: a rank carries its step on by itself and would not wait for a sink that is full.
+inline constexpr uint64_t taken_each = 8, most_steps_ahead = 2 * taken_each;
+
 fan_out_actor spawn_fan_out(caf::actor_system&, std::shared_ptr<const text_side>, std::shared_ptr<counters>);
 
 } // namespace troupe

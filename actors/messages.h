@@ -276,6 +276,11 @@ struct accepted_tokens {
 struct tokens_accepted {
   uint64_t epoch = 0, step = 0;
   std::vector<accepted_tokens> sequences;
+  uint64_t number = 0; // 1, 2, .. of the epoch on their way to fan_out
+};
+// fan_out -> scheduler, now and then: tokens_accepted up to this number are done.
+struct tokens_taken {
+  uint64_t epoch = 0, number = 0;
 };
 
 // fan_out -> scheduler and journal: a stop string matched or a tool block closed; fan_out has ended the sequence.

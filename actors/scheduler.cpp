@@ -29,9 +29,10 @@ struct scheduler_state {
   journal_actor journal;
   std::shared_ptr<counters> numbers;
   uint64_t epoch = 0, step = 0;
-  bool in_flight = false;   // Invariant: at most one step is in the ring
-  bool is_resuming = false; // turns in flight are still being admitted again
-  bool ends_resume = false; // and the next plan says that they all are
+  uint64_t n_told = 0, n_taken = 0; // messages of tokens to fan_out, and how many of them it has dealt with
+  bool in_flight = false;           // Invariant: at most one step is in the ring
+  bool is_resuming = false;         // turns in flight are still being admitted again
+  bool ends_resume = false;         // and the next plan says that they all are
   int64_t n_refused = 0;
   std::vector<caf::typed_response_promise<bool>> drains;
   // Where a wait has a limit: turns that have not started, so that a stream does not open before it is sure to run.
@@ -79,7 +80,8 @@ void look_at_waiting(scheduler_pointer self) {
 void pump(scheduler_pointer self) {
   auto& s = self->state;
   const auto now = self->clock().now();
-  if (s.next && !s.in_flight && (s.policy.has_step(now) || s.ends_resume)) {
+  const bool is_ahead = s.n_told - s.n_taken >= most_steps_ahead; // tokens_taken comes and goes on here
+  if (s.next && !s.in_flight && !is_ahead && (s.policy.has_step(now) || s.ends_resume)) {
     step_plan plan = s.policy.plan(now);
     plan.ends_resume = std::exchange(s.ends_resume, false);
     if (plan.ends_resume) plan.with_images = s.policy.with_images();
@@ -103,7 +105,7 @@ void pump(scheduler_pointer self) {
 void hand_on(scheduler_pointer self, std::vector<accepted_tokens>&& sequences) {
   if (sequences.empty()) return;
   auto& s = self->state;
-  self->send(s.fan_out, tokens_accepted{s.epoch, s.step, std::move(sequences)});
+  self->send(s.fan_out, tokens_accepted{s.epoch, s.step, std::move(sequences), ++s.n_told});
 }
 
 void admit(scheduler_pointer self, turn_admit& turn) {
@@ -182,7 +184,7 @@ void take_result(scheduler_pointer self, step_result& result) {
   s.policy.accept(std::move(result), now, accepted);
   hand_on(self, std::move(accepted));
   if (auto begun = s.policy.take_begun(); !begun.empty() && s.journal)
-    self->send(s.journal, tokens_accepted{s.epoch, s.step, std::move(begun)});
+    self->send(s.journal, tokens_accepted{s.epoch, s.step, std::move(begun), 0});
   pump(self);
 }
 
@@ -230,7 +232,7 @@ void rewire(scheduler_pointer self, const wiring& w) {
   if (was_draining) s.policy.refuse_new();
   s.unopened.clear();
   s.epoch = w.epoch;
-  s.step = 0;
+  s.step = s.n_told = s.n_taken = 0;
   s.in_flight = s.ends_resume = false;
   s.is_resuming = true;
   s.numbers->step_sent_us = 0;
@@ -255,6 +257,11 @@ timed_scheduler::behavior_type scheduler_behavior(scheduler_pointer self, batch_
         pump(self);
       },
       [=](step_result& result) { take_result(self, result); },
+      [=](const tokens_taken& t) {
+        if (t.epoch != self->state.epoch) return;
+        self->state.n_taken = t.number;
+        pump(self);
+      },
       [=](const stream_paused& p) {
         self->state.policy.set_paused(p.turn, true);
         show_gauges(self);

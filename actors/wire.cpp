@@ -77,7 +77,8 @@ TROUPE_FIELDS(sequence_result, x.id, x.tokens, x.cached_tokens, x.failure, x.sta
 TROUPE_FIELDS(step_result, x.epoch, x.step, x.results, x.compute_us, x.draft_us)
 TROUPE_FIELDS(accepted_tokens, x.id, x.tokens, x.cached_tokens, x.queue_us, x.end, x.failure, x.status, x.n_drafts,
               x.n_accepted)
-TROUPE_FIELDS(tokens_accepted, x.epoch, x.step, x.sequences)
+TROUPE_FIELDS(tokens_accepted, x.epoch, x.step, x.sequences, x.number)
+TROUPE_FIELDS(tokens_taken, x.epoch, x.number)
 TROUPE_FIELDS(turn_stopped, x.id)
 TROUPE_FIELDS(stream_paused, x.turn)
 TROUPE_FIELDS(stream_resumed, x.turn)

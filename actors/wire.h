@@ -12,7 +12,7 @@
   X(image_piece) X(turn_admit) X(turn_queued) X(turn_refused) X(step_plan) X(step_placed) X(step_ready) X(step_result) \
   X(tokens_accepted) X(turn_stopped) X(stream_paused) X(stream_resumed) X(client_gone) X(turn_failed) X(turn_ended)    \
   X(wiring) X(images_wanted) X(images_sent) X(epoch_begun) X(turns_resumed) X(fetch_resumed) X(drain_begin)            \
-  X(scheduler_status) X(miss_question) X(miss_answer) X(draft_limit)
+  X(scheduler_status) X(miss_question) X(miss_answer) X(draft_limit) X(tokens_taken)
 // clang-format on
 
 namespace caf::detail {

@@ -297,6 +297,31 @@ TEST_CASE("ring: what an older epoch sent is dropped and counted") {
   CHECK(out->choices.at(0).content == " ok");
 }
 
+TEST_CASE("ring: steps wait for a fan_out that falls behind, so that a full sink is seen in time") {
+  world w;
+  scripted_ring r(w);
+  const auto out = sink();
+  auto long_one = r.completion("Hi", 500);
+  long_one.sampling.ignore_eos = true;
+  r.start(long_one, out);
+  w.held = "fan_out";
+  for (const int n_left : {2, 1, 0}) {
+    CAPTURE(n_left);
+    const auto n_before = w.count<step_result>("scheduler");
+    w.run();
+    const auto n_steps = w.count<step_result>("scheduler") - n_before;
+    CHECK(n_steps > 4); // it may fall behind by some
+    CHECK(n_steps <= static_cast<int>(most_steps_ahead));
+    // It takes what there is, and no more before the scheduler has run.
+    w.held = n_left > 0 ? "scheduler" : "";
+    w.run();
+    if (n_left > 0) w.held = "fan_out";
+  }
+  CHECK(out->choices.at(0).cause == finish_cause::length);
+  CHECK(r.numbers->generated_tokens == 500);
+  CHECK(r.is_idle());
+}
+
 TEST_CASE("ring: drain refuses newcomers, lets the running finish, and `now` ends them with an error") {
   world w;
   scripted_ring r(w);

@@ -107,9 +107,11 @@ TEST_CASE_FIXTURE(wire_world, "wire: a step on its way round the ring") {
 }
 
 TEST_CASE_FIXTURE(wire_world, "wire: tokens, ends and side inputs") {
-  tokens_accepted t{2, 3, {}};
+  tokens_accepted t{2, 3, {}, 4};
   t.sequences.push_back({sequence_id{1}, {{5, 0, {}}}, 2, 3, end_cause::length, "x", 400, 5, 4});
   CHECK(round_trip(t).sequences.at(0).end == end_cause::length);
+  CHECK(round_trip(t).number == 4);
+  CHECK(round_trip(tokens_taken{2, 8}).number == 8);
   round_trip(turn_stopped{sequence_id{1}});
   round_trip(stream_paused{turn_id{1}});
   round_trip(stream_resumed{turn_id{1}});
