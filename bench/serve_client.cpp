@@ -109,7 +109,7 @@ load_result run_load(const load_plan& plan) {
   r.cpu_seconds = plan.pid ? cpu_seconds(plan.pid) - cpu_before : 0;
   for (const auto& s : streams) ::close(s.fd);
   ::close(epoll);
-  if (!is_measuring) throw std::runtime_error("the streams ended before all of them ran");
+  if (!is_measuring) throw load_too_short("the streams ended before all of them ran");
   return r;
 }
 

@@ -3,6 +3,7 @@
 
 #include "bench/stream_reader.h"
 
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,10 @@ struct load_plan {
   double warm_seconds = 0, seconds = 0;
   double pace_per_s = 0; // tokens a second of each stream, if known
   bool stamped = false;  // the tokens are stamps (null_stamps)
+};
+// What run_load throws when a stream ended before all of them had begun.
+struct load_too_short : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 load_result run_load(const load_plan&);
 

@@ -6,7 +6,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache pkg-config git ca-certificates
   libcaf-dev libboost1.81-dev libsimdjson-dev libspdlog-dev libfmt-dev prometheus-cpp-dev
-  liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev libhwy-dev libpng-dev libjpeg62-turbo-dev zlib1g-dev libssl-dev
+  liburing-dev libgoogle-perftools-dev libxxhash-dev libpcre2-dev libutf8proc-dev libhwy-dev libpng-dev libjpeg62-turbo-dev zlib1g-dev libssl-dev
   doctest-dev)
 for arg in "$@"; do
   case "$arg" in

@@ -28,7 +28,8 @@ public:
 
 private:
   memory_account* account_ = nullptr;
-  void* base_ = nullptr; // what was allocated; data_ is its first aligned byte
+  void* base_ = nullptr;    // what was allocated; data_ is its first aligned byte
+  size_t mapped_bytes_ = 0; // of pages of its own; 0: base_ is the allocator's
   std::byte* data_ = nullptr;
   int64_t size_bytes_ = 0;
 };
