@@ -1,6 +1,7 @@
 // Start order: what the files say, the text side, ranks in parallel on their own threads, a warm-up step, ready.
 #include "actors/system.h"
 
+#include "actors/fingerprint.h"
 #include "actors/hand_over.h"
 #include "actors/null_text.h"
 #include "actors/ring.h"
@@ -14,12 +15,9 @@
 #include "storage/log.h"
 
 #include <caf/all.hpp>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <stdexcept>
 
 namespace troupe {
@@ -46,28 +44,7 @@ std::string reason(const caf::error& e) {
   return caf::to_string(e);
 }
 
-std::string whole_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 cache_form caches_of(const settings& s) { return s.backend == "cuda" ? cuda_caches : host_caches; }
-
-// The same for the same build, weights and settings that change what is generated, and for the same bytes of cached
-// rows.
-std::string make_fingerprint(const std::string& folder, const settings& s) {
-  std::string all = TROUPE_BUILD;
-  for (const char* name :
-       {"config.json", "model.safetensors.index.json", "synth.json", "tokenizer.json", "generation_config.json"})
-    all += whole_file(fs::path(folder) / name) + '\n';
-  all += s.backend + ' ' + s.prefill + ' ' + std::to_string(s.tail_tokens) + ' ' + std::to_string(s.ranks) + ' ' +
-         std::to_string(s.suppress_reserved) + (caches_of(s) == cache_form::records ? " records" : " floats");
-  char text[24];
-  std::snprintf(text, sizeof text, "fp_%016llx", static_cast<unsigned long long>(XXH64(all.data(), all.size(), 0)));
-  return text;
-}
 
 } // namespace
 
@@ -104,6 +81,7 @@ struct runtime::impl {
     parts.numbers = numbers;
     parts.config.backend = choose_backend(parts.config.backend); // the fingerprint and the log name what computes
     parts.info = read_model_info(folder);
+    parts.fingerprint = make_fingerprint(folder, parts.config);
   }
 
   bool is_null() const { return parts.config.backend == "null"; }
@@ -190,7 +168,8 @@ kv_cache_config runtime::impl::plan_prefix_cache() const {
   prefix.snapshot_interval = c.snapshot_interval;
   prefix.snapshot_slack = drafts() ? bytes.draft_slack : bytes.snapshot_slack;
   prefix.tail_tokens = c.prefill == "tail" ? c.tail_tokens : -1;
-  prefix.fingerprint = make_fingerprint(folder, c);
+  prefix.fingerprint =
+      make_cache_fingerprint(parts.fingerprint, folder, {caches_of(c), bytes.per_block, bytes.per_snapshot, drafts()});
   prefix.block_bytes = bytes.per_block;
   prefix.host_cache_bytes = c.host_cache_bytes;
   if (!c.disk_cache_dir.empty()) prefix.disk_cache_bytes = c.disk_cache_bytes;
@@ -304,7 +283,6 @@ void runtime::load_all() {
   i.load_parts();
   wire(i.engine);
   i.supervisor = spawn_supervisor(i.system, config, i.engine, i.parts.text, i.numbers, i.failed);
-  i.parts.fingerprint = make_fingerprint(i.folder, i.parts.config);
   i.parts.journal = i.engine.journal;
   i.parts.prepare = spawn_prepare(i.system, {i.parts.config, i.parts.info, i.parts.max_context, i.numbers},
                                   i.parts.text, n_prepare_threads);

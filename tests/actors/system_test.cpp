@@ -183,6 +183,29 @@ TEST_CASE("O40: what was on disk hits after a restart of the process, and a dead
   }
 }
 
+TEST_CASE("runtime: what was cached with a drafter is a miss without one, and the other way round") {
+  for (const bool drafts_first : {true, false}) {
+    CAPTURE(drafts_first);
+    const test::temp_folder folder;
+    auto s = quiet();
+    s.disk_cache_dir = folder.path().string();
+    s.disk_cache_min_tokens = 20;
+    std::vector<int32_t> first;
+    for (int life = 0; life < 3; ++life) { // the third is as the first
+      CAPTURE(life);
+      s.spec = (life == 1) != drafts_first ? "dspark" : "none";
+      live l(s);
+      const auto out = l.ask("Repeat these words: one, two, three, four, five, six, seven, eight, nine, ten.", 24);
+      REQUIRE(out->wait_end());
+      CHECK(out->error.message == "");
+      if (life == 0) first = out->choices.at(0).ids;
+      CHECK(out->choices.at(0).ids == first);
+      CHECK(out->usage.cached_tokens == (life == 2 ? out->usage.prompt_tokens - 1 : 0));
+      l.end();
+    }
+  }
+}
+
 TEST_CASE("runtime: the null backend streams without weights, and a drain past its deadline ends the stream") {
   auto s = quiet();
   s.backend = "null";
