@@ -41,6 +41,7 @@ public:
   std::vector<std::pair<turn_id, api_error>> expire(time now, const std::function<bool(turn_id)>& never_ran);
   void set_paused(turn_id, bool paused);
   void set_max_drafts(int32_t n) { drafts_.set_max(n); }
+  bool has_weak_drafts() const { return drafts_.is_weak(); } // see draft_belief
   void refuse_new() { draining_ = true; }
   // Ends everything with this failure.
   void fail_all(const std::string& why, int32_t status, std::vector<accepted_tokens>& out);

@@ -80,4 +80,12 @@ std::vector<std::string> parked_kernels(const counters& n) {
   return names;
 }
 
+std::vector<std::string> alarms(const counters& n) {
+  std::vector<std::string> out;
+  if (const int64_t misses = n.graph_misses; misses > 0)
+    out.push_back(std::to_string(misses) + " steps ran outside of the CUDA graphs that were captured");
+  if (n.weak_drafts) out.emplace_back("drafts are right less than half as often as the drafter believes");
+  return out;
+}
+
 } // namespace troupe

@@ -53,6 +53,7 @@ struct counters {
   // Drafts by their place in the block, from 0: verified in a round of a sequence, and found right.
   static constexpr size_t n_draft_places = 16;
   std::atomic<int64_t> draft_rounds{0};
+  std::atomic<bool> weak_drafts{false}; // see draft_belief
   std::array<std::atomic<int64_t>, n_draft_places> drafts_at{}, accepted_drafts_at{};
   // kv_cache
   std::atomic<int64_t> blocks{0}, blocks_used{0}, blocks_cached{0}, snapshots{0};
@@ -85,5 +86,7 @@ struct counters {
 
 // "linear EXL3 mul1 K=3", for each that is parked.
 std::vector<std::string> parked_kernels(const counters&);
+// What works and is slower than it should be, a sentence each.
+std::vector<std::string> alarms(const counters&);
 
 } // namespace troupe

@@ -13,6 +13,8 @@ constexpr float all_prior = 8, all_keep = 0.98F; // the last 50 of a place and b
 constexpr float age_keep = 0.985F;               // of old guesses, for each token since: texts change
 constexpr float typical_weight = 0.25F;          // of the newest block
 constexpr double surest = 0.999;
+constexpr int32_t watched = 1000; // guesses by which a drafter is judged as a whole
+constexpr double weak_part = 0.5; // of what it promised
 
 float age_of(const sequence_drafts& d) {
   return d.n_unjudged == 0 ? 1 : std::pow(age_keep, static_cast<float>(d.n_unjudged));
@@ -59,6 +61,14 @@ void draft_belief::take(sequence_drafts& d, std::vector<int32_t> ids, std::vecto
   }
 }
 
+void draft_belief::watch(float said, bool is_right) {
+  watched_right_ += is_right ? 1 : 0;
+  watched_promised_ += said;
+  if (++n_watched_ < watched) return;
+  is_weak_ = watched_right_ < weak_part * watched_promised_;
+  watched_right_ = watched_promised_ = n_watched_ = 0;
+}
+
 void draft_belief::judge(sequence_drafts& d, std::span<const int32_t> tokens) {
   size_t n = 0;
   bool is_right = true;
@@ -67,6 +77,7 @@ void draft_belief::judge(sequence_drafts& d, std::span<const int32_t> tokens) {
     is_right = d.ids[n] == token;
     const float said = d.confidence[n], age = age_of(d);
     const auto place = static_cast<size_t>(d.n_used) + n;
+    if (place == 0) watch(said, is_right);
     d.n_unjudged = 0;
     d.promised = age * own_keep * d.promised + static_cast<float>(corrected(said, place, 1));
     d.right = age * own_keep * d.right + (is_right ? 1.0F : 0.0F);

@@ -38,6 +38,10 @@ public:
   void take(sequence_drafts&, std::vector<int32_t> ids, std::vector<float> confidence);
   // The tokens that were drawn next. What is left of `ids` still guesses what follows them.
   void judge(sequence_drafts&, std::span<const int32_t> tokens);
+  // First guesses were right less than half as often as the drafter believed, over the last thousand: it does not fit
+  // the model (answers stay right, and slow), or texts are drawn at a high temperature. False until so many were judged
+  // again and did well.
+  bool is_weak() const { return is_weak_; }
 
 private:
   struct tally {
@@ -46,9 +50,13 @@ private:
   };
   static size_t bin(float confidence);
   double corrected(float confidence, size_t place, float trust) const;
+  void watch(float said, bool is_right);
 
-  std::vector<float> typical_;                 // of all sequences: what is believed of a new one
-  std::vector<std::array<tally, 4>> of_place_; // of all sequences, by place in the block and bin of confidence
+  std::vector<float> typical_;                      // of all sequences: what is believed of a new one
+  std::vector<std::array<tally, 4>> of_place_;      // of all sequences, by place in the block and bin of confidence
+  double watched_right_ = 0, watched_promised_ = 0; // of first guesses, since is_weak_ was last decided
+  int32_t n_watched_ = 0;
+  bool is_weak_ = false;
 };
 
 } // namespace troupe

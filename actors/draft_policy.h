@@ -64,6 +64,7 @@ public:
   void set_max(int32_t n) { limits_.max_drafts = n; }
   int32_t max_drafts() const;
   const draft_limits& limits() const { return limits_; }
+  bool is_weak() const { return belief_.is_weak(); } // see draft_belief
 
 private:
   // first: fills the cost table of a number of sequences; plain: no drafts, to compare with; deep: all there are.

@@ -7,6 +7,7 @@
 #include "actors/kv_cache.h"
 #include "actors/request.h"
 #include "storage/check.h"
+#include "storage/log.h"
 
 #include <caf/all.hpp>
 
@@ -182,6 +183,11 @@ void take_result(scheduler_pointer self, step_result& result) {
   std::vector<accepted_tokens> accepted;
   accepted.reserve(result.results.size());
   s.policy.accept(std::move(result), now, accepted);
+  if (const bool is_weak = s.policy.has_weak_drafts(); is_weak != s.numbers->weak_drafts) {
+    s.numbers->weak_drafts = is_weak;
+    spdlog::warn("scheduler: drafts are {} as the drafter believes",
+                 is_weak ? "right less than half as often" : "right about as often again");
+  }
   hand_on(self, std::move(accepted));
   if (auto begun = s.policy.take_begun(); !begun.empty() && s.journal)
     self->send(s.journal, tokens_accepted{s.epoch, s.step, std::move(begun), 0});

@@ -152,6 +152,8 @@ void add_own(family_list& out, const counters& n, const http_counts& http) {
               static_cast<double>(n.graph_replays));
   out.counter("troupe_graph_misses_total", "Those launched kernel by kernel although graphs were captured.",
               static_cast<double>(n.graph_misses));
+  out.gauge("troupe_weak_drafts", "1: drafts are right less than half as often as the drafter believes.",
+            n.weak_drafts ? 1 : 0);
   out.counter("troupe_steps_total", "Steps run.", static_cast<double>(n.steps));
   out.counter("troupe_rows_total", "Rows run.", static_cast<double>(n.rows));
   out.counter("troupe_turns_total", "Turns that began.", static_cast<double>(n.turns));

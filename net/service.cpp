@@ -31,12 +31,12 @@ bool is_healthy(const counters& n) {
   return sent_us == 0 || now_us() - sent_us < stall_limit_us;
 }
 
-// Kernels that the self-check took out of use; nothing while there are none.
-std::string parked_list(const counters& n) {
+// ,"name":["..."]; nothing for an empty list.
+std::string listed(std::string_view name, const std::vector<std::string>& texts) {
   std::string out;
-  for (const std::string& kernel : parked_kernels(n)) {
-    out += out.empty() ? ",\"parked_kernels\":[" : ",";
-    append_json_string(out, kernel);
+  for (const std::string& text : texts) {
+    out += out.empty() ? fmt::format(",\"{}\":[", name) : ",";
+    append_json_string(out, text);
   }
   return out.empty() ? out : out + "]";
 }
@@ -48,7 +48,7 @@ http_reply ready_reply(const counters& n, bool draining) {
     r.status = 503;
     r.body = "{\"status\":\"draining\"}";
   } else if (now == phase::ready) {
-    r.body = "{\"status\":\"ready\"" + parked_list(n) + "}";
+    r.body = "{\"status\":\"ready\"" + listed("parked_kernels", parked_kernels(n)) + listed("alarms", alarms(n)) + "}";
   } else {
     r.status = 503;
     r.body = fmt::format("{{\"status\":\"{}\",\"phase\":\"{}\",\"progress\":{:.2f}}}",

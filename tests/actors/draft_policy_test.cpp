@@ -239,3 +239,18 @@ TEST_CASE("step_costs: a number of sequences that was not measured takes the cur
   costs.observe(8, 16, 900, 0, 0); // more rows are never cheaper
   CHECK(costs.curve(8).at(16) >= 1);
 }
+
+TEST_CASE("drafts: a drafter that is right less than half as often as it believes is told, until it is right again "
+          "(features 6.14)") {
+  played p(
+      {5, 5, false}, 4, [](int64_t, int64_t) { return 100; }, 10);
+  p.right = 0.5; // below what it says, but no fault
+  for (int i = 0; i < 2000; ++i) p.round();
+  CHECK(!p.policy.is_weak());
+  p.right = 0.3; // as with keys in another layout
+  for (int i = 0; i < 2000; ++i) p.round();
+  CHECK(p.policy.is_weak());
+  p.right = 0.9;
+  for (int i = 0; i < 2000; ++i) p.round();
+  CHECK(!p.policy.is_weak());
+}

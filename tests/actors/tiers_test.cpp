@@ -127,6 +127,9 @@ TEST_CASE("kv_ledger: a fork from the middle of a long prompt goes on at an inte
   }
 }
 
+// O39 asks for bytes below 1.2 times those of the unique blocks. Blocks keep to once; a snapshot of window state, which
+// is what makes them exact, is as large as thousands of tokens of blocks (design.md section 5), so a conversation of
+// short turns writes two of them a turn on top, and disk_write_mb_per_hour bounds what that adds up to.
 TEST_CASE("O38, O39: growing turns write each entry once, in deltas, and keep to the cap") {
   auto c = tiered(20, 400, 100, 200000);
   tiered_ring r(c);

@@ -61,6 +61,20 @@ TEST_CASE("server: kernels that the self-check parked are told") {
         std::string::npos);
 }
 
+TEST_CASE("server: O43, features 6.14: steps outside of graphs and a drafter that does not fit are alarms") {
+  test_server s;
+  s.start();
+  CHECK(s.ask(http_get("/ready")).body == R"({"status":"ready"})");
+  s.numbers->graph_misses = 7;
+  s.numbers->weak_drafts = true;
+  CHECK(s.ask(http_get("/ready")).body ==
+        R"({"status":"ready","alarms":["7 steps ran outside of the CUDA graphs that were captured",)"
+        R"("drafts are right less than half as often as the drafter believes"]})");
+  const auto metrics = s.ask(http_get("/metrics")).body;
+  CHECK(metrics.find("troupe_weak_drafts{model_name=\"tiny\",engine=\"0\"} 1") != std::string::npos);
+  CHECK(metrics.find("troupe_graph_misses_total{model_name=\"tiny\",engine=\"0\"} 7") != std::string::npos);
+}
+
 TEST_CASE("server: a busy port is refused at once, by name") {
   test_server s;
   s.start(false);
