@@ -63,14 +63,14 @@ void batch_policy::make_room() {
   grow(limits_.drafts.block, false);
 }
 
-// Turns whose readers are behind keep no room from one that could run, unless it is of a lower class. False: that
-// would not be enough, or nobody waits.
-bool batch_policy::park_paused() {
+// Turns whose readers are behind keep no room from the first that could run, unless it is of a lower class. False: it
+// has room, or that would not be enough, or nobody waits.
+bool batch_policy::park_paused(int64_t n_held_now) {
   if (!limits_.overcommit || n_paused_ == 0) return false;
   const auto first = waiting_.first();
-  if (first == waiting_.end()) return false;
+  if (first == waiting_.end() || fits(*first, n_held_now)) return false;
   const auto gives_way = [&](const turn& t) { return t.paused && class_now(t) >= class_now(*first); };
-  int64_t n_held = blocks_held(), n_slots = static_cast<int64_t>(free_slots_.size());
+  int64_t n_held = n_held_now, n_slots = static_cast<int64_t>(free_slots_.size());
   for (const auto& t : running_) {
     if (!gives_way(t)) continue;
     n_slots += t.n_live;

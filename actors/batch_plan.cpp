@@ -33,12 +33,9 @@ void batch_policy::start_turns(time now) {
   int64_t n_held = blocks_held();
   const auto fits_now = [&](const turn& t) { return fits(t, n_held); };
   for (;;) {
+    if (park_paused(n_held)) n_held = blocks_held(); // before another passes the first one by and takes its room
     const auto t = waiting_.next(fits_now, now);
-    if (t == waiting_.end()) {
-      if (!park_paused()) return;
-      n_held = blocks_held();
-      continue;
-    }
+    if (t == waiting_.end()) return;
     if (!t->is_parked) t->started_at = now;
     t->is_started = true;
     t->n_gained = 0;

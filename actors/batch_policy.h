@@ -84,7 +84,7 @@ private:
   int64_t blocks_held() const;
   int64_t grow(int64_t n_more, bool is_asked);
   void make_room();
-  bool park_paused();
+  bool park_paused(int64_t n_held_now);
   void park(turns::iterator);
   void start_turns(time now);
   void end_sequence(turns::iterator, sequence&, end_cause);

@@ -131,7 +131,7 @@ TEST_CASE("parking: when every running turn is paused and holds all blocks, they
   REQUIRE(w.arrive(1, 60, 200));
   for (int i = 0; i < 70; ++i) REQUIRE(run_step(w, log));
   REQUIRE(w.arrive(2, 60, 40));
-  w.policy.set_paused(turn_id{1}, true); // alone, it keeps its place: nobody needs it
+  w.set_paused(1, true); // alone, it keeps its place: nobody needs it
   CHECK(w.policy.n_paused() == 1);
   while (w[2].ended_us < 0) REQUIRE(run_step(w, log));
   CHECK(w[1].ended_us < 0);
@@ -141,7 +141,7 @@ TEST_CASE("parking: when every running turn is paused and holds all blocks, they
   while (run_step(w, log)) {} // its reader is still behind
   CHECK(w[1].ended_us < 0);
   const auto n_before = w[1].n_tokens;
-  w.policy.set_paused(turn_id{1}, false);
+  w.set_paused(1, false);
   CHECK(w.policy.n_paused() == 0);
   while (w[1].ended_us < 0) REQUIRE(run_step(w, log));
   CHECK(w[1].n_tokens == 200);
@@ -153,16 +153,34 @@ TEST_CASE("parking: a paused turn that was parked keeps nobody waiting, and leav
   parking_log log;
   REQUIRE(w.arrive(1, 60, 200));
   for (int i = 0; i < 70; ++i) REQUIRE(run_step(w, log));
-  w.policy.set_paused(turn_id{1}, true);
+  w.set_paused(1, true);
   for (uint64_t id = 2; id < 6; ++id) REQUIRE(w.arrive(id, 150, 100));
   while (run_step(w, log)) {}
   for (uint64_t id = 2; id < 6; ++id) CHECK(w[id].ended_us >= 0);
   CHECK(log.n_parked[1] == 1);
   CHECK_FALSE(w.policy.is_idle());
-  w.policy.cancel(turn_id{1});
+  w.cancel(1);
   CHECK(w.policy.is_idle());
   CHECK(w.policy.n_paused() == 0);
   CHECK(w.policy.plan(w.now()).ended.size() == 1);
+}
+
+TEST_CASE("parking: a paused turn gives way to the first that waits before another passes that one by") {
+  auto l = tight_limits(40);
+  l.max_running = 2;
+  fair_world w(l, {});
+  parking_log log;
+  REQUIRE(w.arrive(1, 60, 200));
+  REQUIRE(w.arrive(4, 60, 200));
+  for (int i = 0; i < 70; ++i) REQUIRE(run_step(w, log));
+  REQUIRE(w.arrive(2, 20, 20, 0, 2)); // needs both slots
+  REQUIRE(w.arrive(3, 20, 20));       // one would do
+  w.set_paused(1, true);
+  w.cancel(4);
+  for (int i = 0; i < 2; ++i) REQUIRE(run_step(w, log));
+  CHECK(w[2].n_done > 0);
+  CHECK(w[3].n_done == 0);
+  CHECK(log.order == std::vector<uint64_t>{1});
 }
 
 TEST_CASE("parking: a paused interactive turn does not give way to background work") {
@@ -170,7 +188,7 @@ TEST_CASE("parking: a paused interactive turn does not give way to background wo
   parking_log log;
   REQUIRE(w.arrive(1, 60, 200));
   for (int i = 0; i < 70; ++i) REQUIRE(run_step(w, log));
-  w.policy.set_paused(turn_id{1}, true);
+  w.set_paused(1, true);
   REQUIRE(w.arrive(2, 250, 60, 20));
   CHECK_FALSE(w.step());
   REQUIRE(w.arrive(3, 250, 60)); // interactive: it may

@@ -1,13 +1,20 @@
 // Random loads and faults in virtual time: a seed decides everything, so the same one gives the same messages, and one
-// that fails can be run again: TROUPE_REPLAY_SEED=n (TROUPE_REPLAY_SEEDS=n: that many) tests/test_actors -tc='replay:*'
+// that fails says how to run it again. TROUPE_REPLAY_SEED=n: that one; TROUPE_REPLAY_SEEDS=n: so many.
 #include "actors/request.h"
+#include "storage/check.h"
 #include "tests/actors/witness_model.h"
 #include "tests/actors/world.h"
 #include "tests/safetensors_writer.h"
 
 #include <doctest/doctest.h>
 
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <optional>
 #include <random>
 
@@ -23,6 +30,11 @@ struct replayed {
   request_actor actor;
   std::shared_ptr<recording_sink> sink = std::make_shared<recording_sink>();
   bool has_left = false;
+};
+
+// What happened to the disk tier, over all seeds.
+struct disk_counts {
+  int64_t n_reads = 0, n_read_errors = 0, n_write_errors = 0;
 };
 
 class play {
@@ -45,7 +57,14 @@ public:
     for (int i = 0; i < 10; ++i) w_.advance(1s); // a restart may be waiting for its turn
     check();
   }
+  ~play() { fault::disarm_all(); }
+  void trace_content() { w_.hashes_content = true; }
   uint64_t trace() const { return w_.trace_hash; }
+  void add_to(disk_counts& n) const {
+    n.n_reads += r_.numbers->disk_reads;
+    n.n_read_errors += r_.numbers->disk_read_errors;
+    n.n_write_errors += r_.numbers->disk_write_errors;
+  }
 
 private:
   uint64_t below(uint64_t n) { return random_() % n; }
@@ -72,7 +91,7 @@ private:
       c.prefix.snapshot_slack = witness_model::slack;
       c.prefix.block_bytes = c.limits.block_tokens * int64_t{sizeof(int32_t)};
       if (one_in(2)) c.prefix.host_cache_bytes = c.prefix.block_bytes * static_cast<int64_t>(1 + below(30));
-      if (c.prefix.host_cache_bytes > 0 && one_in(4)) plan_disk(c);
+      if (c.prefix.host_cache_bytes > 0 && one_in(2)) plan_disk(c);
     }
     c.make_rank = [this](int32_t rank) {
       rank_parts p;
@@ -99,6 +118,7 @@ private:
     // Two scripted ranks have no collective to agree in, on what failed on one of them.
     if (r_.scripts.size() == 1 && one_in(300)) r_.tables->n_failures = 1 + static_cast<int32_t>(below(2));
     if (n_kills_ > 0 && one_in(120)) kill();
+    if (folder_ && one_in(40)) break_disk();
     if (one_in(40)) w_.advance_only(std::chrono::milliseconds(below(30)));
   }
   void arrive() {
@@ -127,6 +147,26 @@ private:
                                             who.rank_actors.front()};
     if (!who.disks.empty()) ring.push_back(who.disks.front());
     caf::anon_send_exit(ring[below(ring.size())], caf::exit_reason::kill);
+  }
+
+  // Some writes or reads fail, or a file that is there is cut or changed.
+  void break_disk() {
+    constexpr std::array points{"tier_files.no_space", "tier_files.write_error", "tier_files.torn",
+                                "tier_files.read_error", "tier_files.short_read"};
+    const auto what = below(points.size() + 2);
+    if (what < points.size()) return fault::arm(points[what], below(3), 1 + below(4));
+    std::vector<std::filesystem::path> files;
+    for (const auto& f : std::filesystem::recursive_directory_iterator(folder_->path()))
+      if (f.path().extension() == ".tier") files.push_back(f.path());
+    if (files.empty()) return;
+    std::sort(files.begin(), files.end()); // by their numbers
+    const auto& victim = files[below(files.size())];
+    const auto size = std::filesystem::file_size(victim);
+    if (size == 0) return;
+    if (what == points.size()) return std::filesystem::resize_file(victim, below(size));
+    std::fstream f(victim, std::ios::binary | std::ios::in | std::ios::out);
+    f.seekp(static_cast<std::streamoff>(below(size)));
+    f.put('x');
   }
 
   bool all_ended() const {
@@ -174,29 +214,87 @@ private:
   uint64_t n_kills_ = 0, n_faults_ = 0;
 };
 
-uint64_t run(uint64_t seed) {
-  CAPTURE(seed);
+std::string how_to_replay; // the seed that runs now
+
+// A broken TROUPE_CHECK or a crash unwinds nothing, so doctest shows no INFO then.
+void say_on_crash(int signal) {
+  [[maybe_unused]] const auto n = ::write(STDERR_FILENO, how_to_replay.data(), how_to_replay.size());
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+struct crash_says_seed {
+  static constexpr std::array signals{SIGABRT, SIGSEGV, SIGFPE, SIGBUS};
+  crash_says_seed() {
+    for (size_t i = 0; i < signals.size(); ++i) before[i] = std::signal(signals[i], say_on_crash);
+  }
+  ~crash_says_seed() {
+    for (size_t i = 0; i < signals.size(); ++i) std::signal(signals[i], before[i]);
+  }
+  std::array<void (*)(int), signals.size()> before{};
+};
+
+uint64_t run(uint64_t seed, disk_counts& n, bool traces_content = false) {
+  how_to_replay =
+      "replay with TROUPE_REPLAY_SEED=" + std::to_string(seed) + " build/tests/test_actors -tc='replay:*'\n";
+  INFO(how_to_replay);
+  const crash_says_seed on_crash;
   play p(seed);
+  if (traces_content) p.trace_content();
   p.run();
+  p.add_to(n);
   return p.trace();
+}
+
+std::optional<uint64_t> only_seed() {
+  const char* only = std::getenv("TROUPE_REPLAY_SEED");
+  return only ? std::optional<uint64_t>(std::strtoull(only, nullptr, 10)) : std::nullopt;
 }
 
 } // namespace
 
 TEST_CASE(
     "replay: a thousand seeds of random load and faults leave nothing behind, and every client has its own words") {
-  if (const char* only = std::getenv("TROUPE_REPLAY_SEED")) {
-    run(std::strtoull(only, nullptr, 10));
+  disk_counts counts;
+  if (const auto only = only_seed()) {
+    run(*only, counts);
     return;
   }
   uint64_t n = 1000;
   if (const char* more = std::getenv("TROUPE_REPLAY_SEEDS")) n = std::strtoull(more, nullptr, 10);
-  for (uint64_t seed = 1; seed <= n; ++seed) run(seed);
+  for (uint64_t seed = 1; seed <= n; ++seed) run(seed, counts);
+  MESSAGE("disk: ", counts.n_reads, " reads, ", counts.n_read_errors, " failed, and ", counts.n_write_errors,
+          " writes");
+  if (n < 1000) return;
+  CHECK(counts.n_reads > 30);
+  CHECK(counts.n_read_errors > 20);
+  CHECK(counts.n_write_errors > 100);
 }
 
-TEST_CASE("replay: the same seed gives the same messages in the same order") {
-  for (uint64_t seed = 1; seed <= 50; ++seed) {
+TEST_CASE("replay: the same seed gives the same messages in the same order, down to their fields") {
+  disk_counts counts;
+  const auto only = only_seed();
+  for (uint64_t seed = only.value_or(1); seed <= only.value_or(50); ++seed) {
     CAPTURE(seed);
-    CHECK(run(seed) == run(seed));
+    CHECK(run(seed, counts, true) == run(seed, counts, true));
   }
+}
+
+TEST_CASE("replay: one other token in a prompt is another trace") {
+  const auto trace_of = [](const std::string& prompt) {
+    world w;
+    w.hashes_content = true;
+    scripted_ring r(w);
+    r.say("words");
+    const auto sink = std::make_shared<recording_sink>();
+    auto request = r.completion("", 4);
+    request.prompts.clear();
+    request.prompt_ids = {r.text->words()->encode(prompt)};
+    r.start(request, sink);
+    w.run();
+    CHECK(sink->has_ended());
+    return w.trace_hash;
+  };
+  CHECK(trace_of("a word") == trace_of("a word"));
+  CHECK(trace_of("a word") != trace_of("b word"));
 }

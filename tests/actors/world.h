@@ -16,6 +16,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -64,8 +65,9 @@ public:
     if (auto* element = job.mailbox().peek(); element && element->content().size() > 0) {
       const auto* type = element->content().type(0).second;
       ++seen[{job.name(), type}];
-      for (const std::string_view part : {std::string_view(job.name()), std::string_view(type ? type->name() : "")})
-        for (const char c : part) trace_hash = (trace_hash ^ static_cast<uint8_t>(c)) * 0x100000001b3; // FNV-1a
+      hash(job.name());
+      hash(type ? type->name() : "");
+      if (hashes_content) hash(element->content().stringify());
     }
     sched_.run_once();
     return true;
@@ -99,9 +101,13 @@ public:
 
   std::string held; // actors of this name take no message; empty: none
   trace seen;
-  uint64_t trace_hash = 0xcbf29ce484222325; // of actor and type of every message, in order
+  bool hashes_content = false;
+  uint64_t trace_hash = 0xcbf29ce484222325; // of actor and type of every message, in order; of its fields if wanted
 
 private:
+  void hash(std::string_view part) {
+    for (const char c : part) trace_hash = (trace_hash ^ static_cast<uint8_t>(c)) * 0x100000001b3; // FNV-1a
+  }
   test_config config_;
   caf::actor_system system_{config_};
   caf::scheduler::test_coordinator& sched_ = dynamic_cast<caf::scheduler::test_coordinator&>(system_.scheduler());
