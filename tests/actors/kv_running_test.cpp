@@ -9,7 +9,7 @@ namespace {
 
 using namespace ledger_ring;
 
-constexpr int64_t block = 8, n_prompt = 100;
+constexpr int64_t tokens_of_block = 8, n_prompt = 100;
 
 // One stream of many tokens, alone for `n_steps` steps.
 struct running_stream : bench_ring {
@@ -55,9 +55,10 @@ TEST_CASE("kv_ledger: a request hits the block that a running stream filled in t
     for (int64_t n_steps = 1; n_steps < 80; ++n_steps) {
       CAPTURE(n_drafts);
       CAPTURE(n_steps);
-      running_stream r(drafting(block, n_drafts), n_steps, n_drafts);
+      running_stream r(drafting(tokens_of_block, n_drafts), n_steps, n_drafts);
       if (r.has.size() > 290 + n_prompt) break;
-      const int64_t want = std::max(r.n_fed / block * block, r.n_fed >= n_prompt - 1 ? n_prompt - 1 : 0);
+      const int64_t want =
+          std::max(r.n_fed / tokens_of_block * tokens_of_block, r.n_fed >= n_prompt - 1 ? n_prompt - 1 : 0);
       ++(r.n_fed <= n_prompt ? n_in_prefill : n_in_decode);
       CHECK(r.fork(r.n_fed, 900) == want);
       r.run();
@@ -74,7 +75,7 @@ TEST_CASE("kv_ledger: where two forks leave a stream that still runs is a place 
       CAPTURE(n_drafts);
       CAPTURE(n_steps);
       running_stream r(drafting(0, n_drafts), n_steps, n_drafts);
-      const int64_t known = (r.n_fed - (r.n_fed > n_prompt ? n_drafts : 0)) / block * block;
+      const int64_t known = (r.n_fed - (r.n_fed > n_prompt ? n_drafts : 0)) / tokens_of_block * tokens_of_block;
       const int64_t at = n_steps % 2 == 0 ? known : pick(random, 1, known);
       const int64_t before = at >= n_prompt - 1 ? n_prompt - 1 : 0; // of the stream: the end of its prompt
       CAPTURE(at);
