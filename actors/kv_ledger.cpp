@@ -73,6 +73,7 @@ void kv_ledger::finish(const sequence_end& e, step_placed& placed) {
   if (index_.max_snapshots() > 0 && s.has_begun) {
     const auto& salt = s.start.cache_salt;
     const std::span<const symbol> symbols = s.symbols;
+    save_wanted(s, n, placed.saves_before);
     if (n < s.n_done) index_.forget(salt, symbols.first(static_cast<size_t>(s.n_done)), n);
     if (n > s.n_hit && s.n_done - n <= config_.snapshot_slack) // what it began with is there
       if (const auto id = index_.add_snapshot(salt, symbols.first(static_cast<size_t>(n)), pool_.table(e.id), s.floor))
@@ -122,6 +123,7 @@ bool kv_ledger::place_rows(planned_rows& r, step_placed& placed) {
   if (!s.has_begun) {
     if (!begin(s, r, placed)) return false;
   } else {
+    save_wanted(s, r.start, placed.saves_before); // what was guessed in the step before, and came true
     cut(s, r);
     if (!take_blocks(s, r, {}, placed)) return false;
   }
@@ -171,7 +173,7 @@ bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed) {
   const auto end = s.start.prompt.begin() + hit.n_tokens;
   c.before.assign(end - std::min(hit.n_tokens, n_before), end);
   s.recent = c.before;
-  s.n_done = s.n_before = s.n_hit = s.n_noted = hit.n_tokens;
+  s.n_done = s.n_before = s.n_hit = s.n_noted = s.n_sure = hit.n_tokens;
   if (s.start.sampling.repetition_penalty != 1) {
     c.seen.assign(s.start.prompt.begin(), end);
     std::sort(c.seen.begin(), c.seen.end());
@@ -256,13 +258,22 @@ void kv_ledger::save_after(sequence& s, const planned_rows& r, step_placed& plac
     index_.commit(s.start.cache_salt, symbols.first(static_cast<size_t>(sure)), table);
     s.n_kept = sure / config_.block_tokens;
   }
-  for (int64_t n = std::max(r.start, end - config_.snapshot_slack - 1) + 1; n <= sure; ++n) {
-    if (!is_wanted(s, n) || end - n > config_.snapshot_slack) continue;
-    const auto id = index_.add_snapshot(s.start.cache_salt, symbols.first(static_cast<size_t>(n)), table, s.floor);
+  save_wanted(s, sure, placed.saves_after);
+}
+
+// Of the positions that became sure, up to `sure`, those where a snapshot is wanted, and which the slot is not too far
+// ahead of.
+void kv_ledger::save_wanted(sequence& s, int64_t sure, std::vector<snapshot_save>& saves) {
+  if (index_.max_snapshots() == 0) return;
+  for (int64_t n = std::max(s.n_sure, s.n_done - config_.snapshot_slack - 1) + 1; n <= sure; ++n) {
+    if (!is_wanted(s, n)) continue;
+    const auto symbols = std::span<const symbol>(s.symbols).first(static_cast<size_t>(n));
+    const auto id = index_.add_snapshot(s.start.cache_salt, symbols, pool_.table(s.start.id), s.floor);
     if (!id) continue;
-    placed.saves_after.push_back({r.slot, n, *id});
-    if (n == s.start.n_prompt - 1 || pays_on_disk(s, n)) note_saved(s, placed.saves_after.back());
+    saves.push_back({s.start.slot, n, *id});
+    if (n == s.start.n_prompt - 1 || pays_on_disk(s, n)) note_saved(s, saves.back());
   }
+  s.n_sure = std::max(s.n_sure, sure);
 }
 
 // Ends of prompts and of replies go to disk: that is where the next turn begins. One between them is for forks, and for

@@ -76,6 +76,7 @@ private:
     std::vector<symbol> symbols; // of the prompt, then of what decode fed
     int64_t n_done = 0;          // positions planned so far
     int64_t n_before = 0;        // the same when this step began
+    int64_t n_sure = 0;          // of them, those that are no guesses, or guesses that came true
     int64_t n_hit = 0;           // of them, those it found
     int64_t n_noted = 0;         // positions up to the last snapshot that was given to the disk, or the hit
     int64_t n_kept = 0;          // full blocks given to the index
@@ -97,6 +98,7 @@ private:
   void cut(const sequence&, planned_rows&) const;
   static void remember(sequence&, const planned_rows&);
   void save_after(sequence&, const planned_rows&, step_placed&);
+  void save_wanted(sequence&, int64_t sure, std::vector<snapshot_save>&);
   bool is_wanted(const sequence&, int64_t n_tokens) const;
   int64_t first_wanted(const sequence&, int64_t above) const;
   int64_t late_floor(int64_t n_prompt) const;

@@ -34,7 +34,8 @@ void prefix_index::check_node(const node& n, std::vector<bool>& slots, int64_t& 
     TROUPE_CHECK((s.slot >= 0) == (s.in[1] && !key.empty()), "a warm one in a slot");
     for (size_t t = 0; t < n_tiers; ++t) {
       below[t] += s.in[t];
-      TROUPE_CHECK(order_[t].count({s.worth, id}) == s.in[t], "each tier's order has what is in it");
+      TROUPE_CHECK(order_[t].count({s.rated(static_cast<tier>(t)), id}) == s.in[t],
+                   "each tier's order has what is in it");
     }
   }
   TROUPE_CHECK(below == n.n_below, "what is below is counted");

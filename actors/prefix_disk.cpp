@@ -103,6 +103,15 @@ int64_t prefix_index::bytes_on_disk(const node& n, size_t n_symbols, bool is_sna
          (is_snapshot ? limits_.snapshot_bytes : 0) + (has_block ? limits_.block_bytes : 0);
 }
 
+// With a snapshot go the blocks behind the one below it. So a long prefix is worth more than a short one, but not by so
+// much that it stays while several of its size come and go.
+double prefix_index::saved_per_byte(double n_tokens) const {
+  const auto block = static_cast<double>(pool_.block_tokens());
+  const auto own = static_cast<double>(header_bytes + limits_.snapshot_bytes + limits_.block_bytes);
+  const auto of_block = static_cast<double>(header_bytes + limits_.block_bytes) + 8 * block;
+  return n_tokens / (own + n_tokens / block * of_block);
+}
+
 bool prefix_index::make_disk_room(int64_t n_bytes) {
   if (n_bytes > limits_.disk_bytes) return false;
   while (disk_bytes_ + n_bytes > limits_.disk_bytes) {
@@ -114,7 +123,7 @@ bool prefix_index::make_disk_room(int64_t n_bytes) {
     const auto id = lowest(tier::disk, false);
     if (!id) return false;
     auto& s = snapshots_.at(*id);
-    clock_ = std::max(clock_, s.worth);
+    clock_[1] = std::max(clock_[1], s.ratings[1].worth);
     leave_disk(s);
     leave(*id, s, tier::disk);
     if (s.is_nowhere()) drop(*id);

@@ -1,6 +1,7 @@
 // The tree by content: finding, adding, forgetting. Where things are is prefix_places.cpp's. Worth is GreedyDual's: a
-// snapshot is worth what the last evicted one was worth when it was touched, plus the tokens that would have to be
-// computed again without it.
+// snapshot is worth what the last evicted one was worth when it was touched, plus what it saves: the tokens that would
+// have to be computed again without it; on disk for each of its bytes, and times its uses, since what is short would
+// else be the first to go while it is used the most.
 #include "actors/prefix_index.h"
 
 #include "storage/check.h"
@@ -13,6 +14,7 @@ namespace troupe {
 
 namespace {
 
+constexpr int32_t most_uses = 16;       // that count: what was in use once leaves some time
 constexpr size_t max_remembered = 4096; // evicted keys, for explain()
 constexpr symbol image_bit = symbol{1} << 63;
 
@@ -163,6 +165,7 @@ prefix_index::hit prefix_index::find(std::string_view salt, std::span<const symb
       ++out.n_in_memory;
   }
   touch(id, s);
+  if (limits_.disk_bytes > 0 && !s.is_in(tier::disk)) touch_on_disk(p, usable, floor);
   pinned_.insert(id);
   pin_path(*s.at);
   return out;
@@ -254,15 +257,28 @@ double prefix_index::cost(const snapshot& s) const {
   return static_cast<double>(s.n_tokens - below);
 }
 
-void prefix_index::touch(snapshot_id id, snapshot& s) {
-  const double worth = clock_ + cost(s);
-  for (size_t t = 0; t < n_tiers; ++t)
-    if (s.in[t]) {
-      order_[t].erase({s.worth, id});
-      order_[t].emplace(worth, id);
+double prefix_index::saved_by(const snapshot& s, size_t scale, int32_t n_uses) const {
+  return scale == scale_of(tier::disk) ? n_uses * saved_per_byte(cost(s)) : cost(s);
+}
+
+void prefix_index::rate(snapshot_id id, snapshot& s, size_t scale, const rating& now) {
+  for (const auto t : {tier::device, tier::memory, tier::disk})
+    if (scale_of(t) == scale && s.is_in(t)) {
+      order_[static_cast<size_t>(t)].erase({s.ratings[scale], id});
+      order_[static_cast<size_t>(t)].emplace(now, id);
     }
-  s.clock = clock_;
-  s.worth = worth;
+  s.ratings[scale] = now;
+}
+
+void prefix_index::touch(snapshot_id id, snapshot& s, size_t scale) {
+  const int32_t n_uses = std::min(s.ratings[scale].n_uses + 1, most_uses);
+  rate(id, s, scale, {clock_[scale] + saved_by(s, scale, n_uses), clock_[scale], now_, n_uses});
+}
+
+// What memory found is not on disk: what stands in for it there is as much in use.
+void prefix_index::touch_on_disk(const path& p, std::span<const symbol> prompt, int64_t floor) {
+  const auto* id = best(p, p.nodes.size(), prompt, floor, [](const snapshot& s) { return s.is_in(tier::disk); });
+  if (id) touch(*id, snapshots_.at(*id), scale_of(tier::disk));
 }
 
 void prefix_index::remember(uint64_t key) {

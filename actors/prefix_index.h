@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -148,6 +149,7 @@ public:
 
 private:
   static constexpr size_t n_tiers = 3;
+  static constexpr size_t scale_of(tier t) { return t == tier::disk ? 1 : 0; }
   struct node;
   struct less { // by content; a span and a vector compare alike
     using is_transparent = void;
@@ -170,14 +172,24 @@ private:
     bool is_safe_on_disk() const { return in[2] && !is_writing; }
     bool is_reachable() const { return in[0] || in[1] || (in[2] && !is_writing); }
   };
+  // GreedyDual's: what the last one evicted was worth when this one was touched, and what this one saves. Of two that
+  // are worth the same the one used longer ago goes first.
+  struct rating {
+    double worth = 0;
+    double clock = 0;  // that former part
+    uint64_t used = 0; // when
+    int32_t n_uses = 0;
+    auto operator<=>(const rating& b) const { return std::tie(worth, used) <=> std::tie(b.worth, b.used); }
+    bool operator==(const rating& b) const { return worth == b.worth && used == b.used; }
+  };
   struct snapshot : place {
     node* at = nullptr;
     const content* tail = nullptr; // symbols behind the last full block: the key in the node's map
     int64_t n_tokens = 0, floor = 0;
     std::optional<block_id> partial; // on the device
-    double worth = 0; // evicted in this order: what the last one evicted was worth, and the tokens this one saves
-    double clock = 0; // that former part
+    std::array<rating, 2> ratings{}; // in memory, whatever tier its blocks are in; on disk
     bool is_in_memory() const { return in[0] || in[1]; }
+    const rating& rated(tier t) const { return ratings[scale_of(t)]; }
   };
   struct node : place {
     node* parent = nullptr;
@@ -215,7 +227,12 @@ private:
   const snapshot_id* best_anywhere(const path&, std::span<const symbol> prompt, int64_t floor) const;
   static int64_t common_beyond(const node&, std::span<const symbol> rest);
   double cost(const snapshot&) const;
-  void touch(snapshot_id, snapshot&);
+  double saved_by(const snapshot&, size_t scale, int32_t n_uses) const;
+  double saved_per_byte(double n_tokens) const; // prefix_disk.cpp
+  void rate(snapshot_id, snapshot&, size_t scale, const rating&);
+  void touch(snapshot_id, snapshot&, size_t scale);
+  void touch(snapshot_id id, snapshot& s) { touch(id, s, 0), touch(id, s, 1); }
+  void touch_on_disk(const path&, std::span<const symbol> prompt, int64_t floor);
   void remember(uint64_t key);
   static uint64_t key_of(const snapshot&);
 
@@ -263,7 +280,7 @@ private:
   block_pool& pool_;
   std::map<std::string, std::unique_ptr<node>, std::less<>> roots_; // by salt
   std::unordered_map<snapshot_id, snapshot> snapshots_;
-  std::array<std::set<std::pair<double, snapshot_id>>, n_tiers> order_; // by worth
+  std::array<std::set<std::pair<rating, snapshot_id>>, n_tiers> order_; // the next one to go first
   std::array<std::set<std::pair<uint64_t, node*>>, n_tiers> leaves_;    // with nothing below in that tier, by use
   std::unordered_set<snapshot_id> pinned_;                              // in this step
   std::map<std::string, snapshot_id> names_;
@@ -277,7 +294,7 @@ private:
   std::vector<entry_id> removes_;
   std::deque<uint64_t> evicted_order_; // keys of what left for lack of room, the latest few thousand
   std::unordered_set<uint64_t> evicted_;
-  double clock_ = 0;
+  std::array<double, 2> clock_{}; // worth of the last one evicted from memory, from disk
   bool has_empty_root_ = false;
   uint64_t now_ = 0, step_ = 1, last_snapshot_ = 0, last_entry_ = 0;
   int64_t n_nodes_ = 0, n_in_memory_ = 0, disk_bytes_ = 0, writing_bytes_ = 0;

@@ -39,13 +39,13 @@ void prefix_index::leave(node& n, tier t) {
 
 void prefix_index::enter(snapshot_id id, snapshot& s, tier t) {
   s.in[index_of(t)] = true;
-  order_[index_of(t)].emplace(s.worth, id);
+  order_[index_of(t)].emplace(s.rated(t), id);
   count_below(*s.at, t, 1);
 }
 
 void prefix_index::leave(snapshot_id id, snapshot& s, tier t) {
   s.in[index_of(t)] = false;
-  order_[index_of(t)].erase({s.worth, id});
+  order_[index_of(t)].erase({s.rated(t), id});
   count_below(*s.at, t, -1);
 }
 
@@ -153,14 +153,10 @@ std::optional<snapshot_id> prefix_index::lowest(tier t, bool leaves_memory) {
       ++at;
       continue;
     }
-    const double worth = s.clock + cost(s);
-    if (worth <= s.worth) return id;
-    for (size_t i = 0; i < n_tiers; ++i) // one below it has left since
-      if (s.in[i]) {
-        order_[i].erase({s.worth, id});
-        order_[i].emplace(worth, id);
-      }
-    s.worth = worth;
+    auto now = s.rated(t);
+    now.worth = now.clock + saved_by(s, scale_of(t), now.n_uses);
+    if (now.worth <= s.rated(t).worth) return id;
+    rate(id, s, scale_of(t), now); // one below it has left since
     at = order.begin();
   }
   return std::nullopt;
@@ -178,7 +174,7 @@ prefix_index::node* prefix_index::oldest_leaf(tier t) const {
 // Out of host memory: what is on disk stays there.
 void prefix_index::evict(snapshot_id id) {
   auto& s = snapshots_.at(id);
-  clock_ = std::max(clock_, s.worth);
+  clock_[0] = std::max(clock_[0], s.ratings[0].worth);
   if (s.is_in(tier::disk)) return release_memory(id, s);
   remember(key_of(s));
   drop(id);
@@ -187,7 +183,7 @@ void prefix_index::evict(snapshot_id id) {
 bool prefix_index::evict_snapshot() {
   const auto hot = lowest(tier::device, true), warm = lowest(tier::memory, true);
   if (!hot && !warm) return false;
-  evict(!warm || (hot && snapshots_.at(*hot).worth < snapshots_.at(*warm).worth) ? *hot : *warm);
+  evict(!warm || (hot && snapshots_.at(*hot).ratings[0] < snapshots_.at(*warm).ratings[0]) ? *hot : *warm);
   return true;
 }
 
@@ -245,7 +241,7 @@ bool prefix_index::cool_one() {
     evict(*id);
     return true;
   }
-  clock_ = std::max(clock_, s.worth);
+  clock_[0] = std::max(clock_[0], s.ratings[0].worth);
   if (s.partial) {
     moves_.push_back({block_move::kind::out, static_cast<int32_t>(*s.partial), slot});
     pool_.let_go(*std::exchange(s.partial, std::nullopt));

@@ -143,7 +143,6 @@ void send_found(tier_disk_pointer self, const tier_read& where, found_entry&& fo
   const size_t size = found.payload.size();
   if (found.why) {
     ++numbers.disk_read_errors;
-    spdlog::warn("cache on disk: {}", found.why->what);
   } else if (is_there) {
     ++numbers.disk_reads;
     numbers.disk_bytes_read += static_cast<int64_t>(size);
@@ -163,14 +162,30 @@ void send_found(tier_disk_pointer self, const tier_read& where, found_entry&& fo
   s.done.results.push_back({where.entry, false, is_there});
 }
 
-void read_some(tier_disk_pointer self, std::span<const tier_read> reads, counters& numbers) {
+// What of an order could not be read: one line, though a prefix is hundreds of files.
+struct refused_reads {
+  size_t n = 0;
+  std::string first;
+  void add(const tier_error& why) {
+    if (n++ == 0) first = why.what;
+  }
+  void log() const {
+    if (n == 1) spdlog::warn("cache on disk: {}", first);
+    if (n > 1) spdlog::warn("cache on disk: {} files could not be read, first {}", n, first);
+  }
+};
+
+void read_some(tier_disk_pointer self, std::span<const tier_read> reads, refused_reads& refused, counters& numbers) {
   auto& s = self->state;
   std::vector<found_entry> found(reads.size());
   if (s.is_open)
     for_each_parallel(reads.size(), s.n_readers, [&](size_t i) {
       found[i].why = s.files->read(static_cast<uint64_t>(reads[i].entry), found[i].payload);
     });
-  for (size_t i = 0; i < reads.size(); ++i) send_found(self, reads[i], std::move(found[i]), numbers);
+  for (size_t i = 0; i < reads.size(); ++i) {
+    if (found[i].why) refused.add(*found[i].why);
+    send_found(self, reads[i], std::move(found[i]), numbers);
+  }
   tell(self);
 }
 
@@ -192,8 +207,10 @@ tier_disk_actor::behavior_type tier_disk_behavior(tier_disk_pointer self, tier_d
         if (s.is_open)
           for (const auto id : orders.removes) s.files->remove(id);
         const std::span reads(orders.reads);
+        refused_reads refused;
         for (size_t at = 0; at < reads.size(); at += results_at_once)
-          read_some(self, reads.subspan(at, std::min(results_at_once, reads.size() - at)), *numbers);
+          read_some(self, reads.subspan(at, std::min(results_at_once, reads.size() - at)), refused, *numbers);
+        refused.log();
       },
   };
 }

@@ -48,6 +48,11 @@ private:
   int fd_;
 };
 
+int open_file(const fs::path& path, int flags) {
+  if (fault::at("tier_files.no_access")) return errno = EACCES, -1; // root, who runs tests, is never refused
+  return ::open(path.c_str(), flags | O_CLOEXEC, 0600);
+}
+
 int write_all(int fd, std::span<const std::byte> bytes) { // errno or 0
   while (!bytes.empty()) {
     if (fault::at("tier_files.no_space")) return ENOSPC;
@@ -119,7 +124,7 @@ std::optional<tier_error> tier_files::open() {
   fs::create_directories(own_, e);
   if (e) return failure(e.value(), own_, "make folder");
   const auto path = folder_.path / "lock";
-  lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  lock_ = open_file(path, O_RDWR | O_CREAT);
   if (lock_ < 0) return failure(errno, path, "open");
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
@@ -170,7 +175,7 @@ std::vector<tier_entry> tier_files::scan() {
       continue;
     }
     if (path.extension() != suffix) continue; // not ours to judge
-    const descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    const descriptor fd(open_file(path, O_RDONLY));
     tier_entry entry;
     size_t header_bytes = 0;
     uint64_t payload_hash = 0;
@@ -182,7 +187,8 @@ std::vector<tier_entry> tier_files::scan() {
       continue;
     }
     if (++n_broken <= n_logged) spdlog::warn("cache on disk: left out {}", why->what);
-    if (why->error == EBADMSG) fs::remove(path, none);
+    // What may not be read is of no use either, and its number, which nobody knows of now, will be given again.
+    if (why->error == EBADMSG || why->error == EACCES) fs::remove(path, none);
   }
   if (e) spdlog::warn("cache on disk: {}: {}", own_.string(), e.message());
   if (n_broken > n_logged) spdlog::warn("cache on disk: {} files left out in all", n_broken);
@@ -191,7 +197,7 @@ std::vector<tier_entry> tier_files::scan() {
 
 std::optional<tier_error> tier_files::make_file(const fs::path& path, const tier_entry& entry,
                                                 std::span<const std::byte> payload) {
-  descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  descriptor fd(open_file(path, O_WRONLY | O_CREAT | O_TRUNC));
   if (fd.get() < 0) return failure(errno, path, "create");
   const auto header = tier_header::bytes_of(entry, folder_, payload);
   if (const int e = write_all(fd.get(), header)) return failure(e, path, "write");
@@ -224,7 +230,7 @@ std::optional<tier_error> tier_files::write(const tier_entry& entry, std::span<c
 template <class Byte> std::optional<tier_error> tier_files::read_payload(uint64_t id, std::vector<Byte>& payload) {
   const auto path = path_of(id);
   if (lock_ < 0) return failure(EBADF, path, "the folder is not open");
-  const descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const descriptor fd(open_file(path, O_RDONLY));
   if (fd.get() < 0) return failure(errno, path, "open");
   tier_entry entry;
   size_t header_bytes = 0, done = 0;
@@ -261,7 +267,7 @@ std::optional<tier_error> tier_files::write_note(const std::string& name, std::s
   auto part = path;
   part += unfinished;
   const auto all = fmt::format("{:016x}\n{}", tier_header::hash_of(std::as_bytes(std::span(text))), text);
-  descriptor fd(::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  descriptor fd(open_file(part, O_WRONLY | O_CREAT | O_TRUNC));
   if (fd.get() < 0) return failure(errno, part, "create");
   if (const int e = write_all(fd.get(), std::as_bytes(std::span(all)))) return failure(e, part, "write");
   if (fd.close() != 0 || ::rename(part.c_str(), path.c_str()) != 0) return failure(errno, path, "write");

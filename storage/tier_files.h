@@ -40,7 +40,7 @@ struct tier_folder {
 };
 
 // One owner, one thread. Files lie in path/fingerprint/xx/; a write goes to a temporary name and is renamed, a scan
-// reads headers only. Fault points: tier_files.no_space, .write_error, .read_error, .short_read, .torn.
+// reads headers only. Fault points: tier_files.no_access, .no_space, .write_error, .read_error, .short_read, .torn.
 class tier_files {
 public:
   explicit tier_files(tier_folder);
@@ -49,7 +49,7 @@ public:
 
   // Makes the folder and takes it for this process. Without it every call below is refused.
   std::optional<tier_error> open();
-  // All sound entries. Unfinished and broken files are removed with a log line.
+  // All sound entries. Unfinished, broken and forbidden files are removed with a log line.
   std::vector<tier_entry> scan();
   // Refused: one that is there already. After a failure nothing of it is left.
   std::optional<tier_error> write(const tier_entry&, std::span<const std::byte> payload);

@@ -115,17 +115,35 @@ TEST_CASE(
 
 TEST_CASE("kv_ledger: a fork resumes below it at first and exactly there from the second time on (features 6.5)") {
   std::mt19937_64 random(5);
-  const auto prompt = random_tokens(random, 200);
-  for (int64_t at = 1; at < 199; at += 3) {
+  const auto prompt = random_tokens(random, 1000);
+  for (int64_t at = 1; at < 999; ++at) {
     CAPTURE(at);
-    bench_ring r(config(64));
+    bench_ring r(config(64), 512);
     r.ask(prompt);
-    int64_t before = at / 64 * 64;
     for (int time = 0; time < 3; ++time) {
       auto other = tokens(prompt.begin(), prompt.begin() + at);
       other.insert(other.end(), 30, 500 + time);
-      CHECK(r.ask(other) == (time == 0 ? before : at));
+      CHECK(r.ask(other) == (time == 0 ? at / 64 * 64 : at));
     }
+  }
+}
+
+TEST_CASE(
+    "kv_ledger: a fork of a prompt of 11,431 tokens finds 8,192, and all of it from the second on (features 6.10)") {
+  std::mt19937_64 random(16);
+  const auto prompt = random_tokens(random, 11431);
+  for (const int64_t at : {8192, 8193, 11300, 11399, 11429}) {
+    CAPTURE(at);
+    auto c = config(4096, 1000, 400);
+    c.block_tokens = 64;
+    bench_ring r(c, 512);
+    CHECK(r.ask(prompt) == 0);
+    for (int time = 0; time < 3; ++time) {
+      auto other = tokens(prompt.begin(), prompt.begin() + at);
+      other.insert(other.end(), 30, 500 + time);
+      CHECK(r.ask(other) == (time == 0 ? 8192 : at));
+    }
+    CHECK(r.ask(prompt) == 11430);
   }
 }
 

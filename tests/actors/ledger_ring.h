@@ -22,16 +22,20 @@ inline kv_cache_config config(int64_t interval, int64_t n_snapshots = 100000, in
 }
 
 struct bench_ring {
-  explicit bench_ring(const kv_cache_config& c, int32_t chunk = 32, int32_t max_running = 4)
-      : policy(limits(c, chunk, max_running)), ledger(c) {
+  // `n_drafts`: guesses that are verified in every step of a stream.
+  explicit bench_ring(const kv_cache_config& c, int32_t chunk = 32, int32_t max_running = 4, int32_t n_drafts = 0)
+      : policy(limits(c, chunk, max_running, n_drafts)), ledger(c) {
     device.slack = c.snapshot_slack;
+    device.block_tokens = c.block_tokens;
+    device.n_guesses = n_drafts;
   }
-  static batch_limits limits(const kv_cache_config& c, int32_t chunk, int32_t max_running) {
+  static batch_limits limits(const kv_cache_config& c, int32_t chunk, int32_t max_running, int32_t n_drafts) {
     batch_limits l;
     l.max_running = max_running;
     l.chunk_tokens = chunk;
     l.n_blocks = c.n_blocks;
     l.block_tokens = c.block_tokens;
+    if (n_drafts > 0) l.drafts = {n_drafts, n_drafts, false};
     return l;
   }
   turn_id admit(tokens prompt, int64_t max_tokens, int n = 1, std::string salt = {},
@@ -141,5 +145,52 @@ inline tokens grow(std::mt19937_64& random, std::vector<tokens>& past) {
   past.push_back(prompt);
   return prompt;
 }
+
+// With tiers below the device, in blocks of 100 bytes.
+inline kv_cache_config tiered(int64_t n_snapshots, int64_t n_blocks, int64_t n_slots, int64_t disk_bytes) {
+  auto c = config(0, n_snapshots, n_blocks);
+  c.block_bytes = 100;
+  c.host_cache_bytes = 100 * n_slots + 99;
+  c.disk_cache_bytes = disk_bytes;
+  c.disk_min_tokens = 8;
+  return c;
+}
+
+struct tiered_ring : bench_ring {
+  explicit tiered_ring(const kv_cache_config& c, int32_t chunk = 32, int32_t max_running = 4)
+      : bench_ring(c, chunk, max_running) {
+    ledger.restore({}, {}, entry_id{1});
+    check_each_step = true;
+  }
+};
+
+inline tokens marked(std::mt19937_64& random, int64_t n, int32_t mark) {
+  auto t = random_tokens(random, n);
+  t[0] = mark;
+  return t;
+}
+
+// What a restart finds.
+inline std::vector<prefix_index::stored> listing(const pretend_device& device) {
+  std::vector<prefix_index::stored> out;
+  for (const auto& [id, s] : device.disk)
+    out.push_back({id, s.what.parent, s.what.snapshot != snapshot_id{}, s.what.n_tokens, s.what.floor, s.what.salt,
+                   s.what.symbols});
+  return out;
+}
+
+inline entry_id next_entry(const pretend_device& device) {
+  return device.disk.empty() ? entry_id{1} : entry_id{static_cast<uint64_t>(device.disk.rbegin()->first) + 1};
+}
+
+// The same device with nothing but its disk, and a ledger that was told what is there.
+struct restarted_ring : bench_ring {
+  restarted_ring(const kv_cache_config& c, const pretend_device& before) : bench_ring(c) {
+    device.disk = before.disk;
+    device.n_written = before.n_written;
+    ledger.restore(listing(device), {}, next_entry(device));
+    check_each_step = true;
+  }
+};
 
 } // namespace troupe::ledger_ring

@@ -134,3 +134,34 @@ TEST_CASE("prefix: a client that leaves in its prefill leaves a prefix behind" *
   CHECK(next->usage.cached_tokens >= 80);
   CHECK(next->said == plain.ask(request)->said);
 }
+
+TEST_CASE("prefix: a request that leaves a stream in the middle of its reply hits it, with the tokens of no cache" *
+          doctest::test_suite("slow")) {
+  for (const int32_t n_drafts : {0, 5}) {
+    CAPTURE(n_drafts);
+    tiny_ring ring({.chunk = 100, .n_drafts = n_drafts, .interval = 64}), plain({.chunk = 512, .snapshot_bytes = 0});
+    auto first = tiny_completion("", 400);
+    first.prompts.clear();
+    first.prompt_ids = {plain.text->words()->encode(tiny_words(200, 5))};
+    const auto stream = ring.start(first);
+    const auto fork_at = [&](size_t n_said) { // what the stream has been fed when it has said so much, and then others
+      REQUIRE(ring.w.run_until([&] { return !stream->choices.empty() && stream->ids().size() >= n_said; }));
+      auto fork = tiny_completion("", 12);
+      fork.prompts.clear();
+      auto ids = first.prompt_ids[0];
+      ids.insert(ids.end(), stream->ids().begin(), stream->ids().end() - 1);
+      const auto n_fed = static_cast<int64_t>(ids.size());
+      ids.insert(ids.end(), {500, 501, 502});
+      fork.prompt_ids = {std::move(ids)};
+      const auto sink = ring.start(fork);
+      REQUIRE(ring.w.run_until([&] { return sink->has_ended(); }));
+      CHECK_FALSE(stream->has_ended());
+      CHECK(sink->usage.cached_tokens >= n_fed / 64 * 64);
+      CHECK(sink->usage.cached_tokens <= n_fed);
+      CHECK(sink->said == plain.ask(fork)->said);
+    };
+    for (const size_t n_said : {20, 100, 170, 260}) fork_at(n_said);
+    ring.w.run();
+    CHECK(stream->said == plain.ask(first)->said);
+  }
+}

@@ -1,15 +1,16 @@
 // The tiers through the real ring with the shipped model: what comes back from host memory or from disk, after a
 // restart too, gives the tokens and log-probabilities of a run that never lost it.
 #include "storage/check.h"
-#include "tests/actors/tiny_ring.h"
+#include "tests/actors/tier_ring.h"
 #include "tests/safetensors_writer.h"
 
 #include <doctest/doctest.h>
+#include <spdlog/sinks/ostream_sink.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <random>
+#include <sstream>
 
 using namespace troupe;
 namespace fs = std::filesystem;
@@ -17,52 +18,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using tokens = std::vector<int32_t>;
-
-struct tier_settings {
-  int64_t n_blocks = 260, n_slots = 260, n_snapshots = 50;
-  fs::path folder{}; // empty: no disk
-  int64_t disk_bytes = int64_t{1} << 30;
-  int32_t chunk = 512;
-};
-
-// One life of a server.
-struct tier_ring : tiny_ring {
-  explicit tier_ring(const tier_settings& s)
-      : tiny_ring({.n_blocks = s.n_blocks, .max_running = 2, .chunk = s.chunk, .interval = 4096},
-                  [&s](ring_config& c) { add_tiers(c, s); }) {
-    r.parts.max_context = r.parts.info.context;
-    r.parts.prepare = w.own(spawn_prepare(w.system(), {r.parts.config, r.parts.info, r.parts.max_context}, text, 0));
-  }
-  static void add_tiers(ring_config& c, const tier_settings& s) {
-    const auto bytes = plan_state(tiny_folder, host_caches);
-    c.prefix.snapshot_memory_bytes = s.n_snapshots * bytes.per_snapshot;
-    c.prefix.block_bytes = bytes.per_block;
-    c.prefix.host_cache_bytes = s.n_slots * bytes.per_block;
-    c.prefix.fingerprint = "fp_test";
-    c.prefix.disk_min_tokens = 100;
-    if (s.folder.empty()) return;
-    c.prefix.disk_cache_bytes = s.disk_bytes;
-    c.disk = tier_disk_config{s.folder, "fp_test", 0, 1, s.disk_bytes};
-  }
-  std::shared_ptr<exact_sink> ask(const tokens& prompt, int64_t max_tokens = 4) {
-    auto q = tiny_completion("", max_tokens);
-    q.prompts.clear();
-    q.prompt_ids = {prompt};
-    return tiny_ring::ask(q);
-  }
-};
-
-tokens some(int64_t n, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  tokens out(static_cast<size_t>(n));
-  for (auto& t : out) t = 300 + static_cast<int32_t>(random() % 1500);
-  return out;
-}
-
-void same(const exact_sink& got, const exact_sink& want) {
-  CHECK(got.ids() == want.ids());
-  CHECK(got.said == want.said);
-}
 
 std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> out;
@@ -76,15 +31,36 @@ struct disarmed {
   ~disarmed() { fault::disarm_all(); }
 };
 
+// What is logged while it lives.
+class log_lines {
+public:
+  log_lines() : before_(spdlog::default_logger()) {
+    auto sink = std::make_shared<spdlog::sinks::ostream_sink_mt>(text_);
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>("lines", std::move(sink)));
+  }
+  log_lines(log_lines&&) = delete;
+  ~log_lines() { spdlog::set_default_logger(before_); }
+  int64_t n_of(const std::string& what) const {
+    std::istringstream all(text_.str());
+    int64_t n = 0;
+    for (std::string line; std::getline(all, line);) n += line.find(what) != std::string::npos;
+    return n;
+  }
+
+private:
+  std::shared_ptr<spdlog::logger> before_;
+  std::ostringstream text_;
+};
+
 } // namespace
 
 TEST_CASE("tiers: what went out to host memory and came back gives the same bits") {
   tier_ring small({.n_blocks = 8, .n_slots = 40}), plain({.n_blocks = 100, .n_slots = 0, .n_snapshots = 0});
   std::vector<std::shared_ptr<exact_sink>> want;
-  for (uint64_t i = 0; i < 4; ++i) want.push_back(plain.ask(some(300, i)));
+  for (uint64_t i = 0; i < 4; ++i) want.push_back(plain.ask(some_tokens(300, i)));
   for (int round = 0; round < 3; ++round)
     for (uint64_t i = 0; i < 4; ++i) {
-      const auto got = small.ask(some(300, i));
+      const auto got = small.ask(some_tokens(300, i));
       CHECK(got->usage.cached_tokens == (round == 0 ? 0 : 299));
       same(*got, *want[i]);
     }
@@ -94,7 +70,7 @@ TEST_CASE("tiers: what went out to host memory and came back gives the same bits
 TEST_CASE("O40: a prefix is restored from disk after a restart, and the conversation goes on with the same bits") {
   const test::temp_folder folder;
   tier_ring plain({.n_slots = 0, .n_snapshots = 0});
-  auto prompt = some(400, 1);
+  auto prompt = some_tokens(400, 1);
   {
     tier_ring first({.folder = folder.path()});
     const auto got = first.ask(prompt, 20);
@@ -104,7 +80,7 @@ TEST_CASE("O40: a prefix is restored from disk after a restart, and the conversa
     CHECK(files_below(folder.path()).size() == 8);
     CHECK(first.r.numbers->disk_bytes > 0);
   } // no drain: as if killed
-  const auto more = some(50, 2);
+  const auto more = some_tokens(50, 2);
   prompt.insert(prompt.end(), more.begin(), more.end());
   const auto want = plain.ask(prompt, 12);
   tier_ring second({.folder = folder.path()});
@@ -120,7 +96,7 @@ TEST_CASE("tiers: a conversation of 15,000 tokens goes on after a restart as if 
           doctest::test_suite("slow")) {
   const test::temp_folder folder;
   tier_ring plain({.n_slots = 0, .n_snapshots = 8});
-  auto prompt = some(15000, 3);
+  auto prompt = some_tokens(15000, 3);
   int64_t n_ran = 0;
   {
     tier_ring first({.folder = folder.path()});
@@ -129,7 +105,7 @@ TEST_CASE("tiers: a conversation of 15,000 tokens goes on after a restart as if 
     prompt.insert(prompt.end(), got->ids().begin(), got->ids().end());
     n_ran = static_cast<int64_t>(prompt.size()) - 1;
   }
-  const auto more = some(100, 4);
+  const auto more = some_tokens(100, 4);
   prompt.insert(prompt.end(), more.begin(), more.end());
   const auto want = plain.ask(prompt, 100);
   tier_ring second({.folder = folder.path()});
@@ -141,13 +117,13 @@ TEST_CASE("tiers: a conversation of 15,000 tokens goes on after a restart as if 
 TEST_CASE("tiers: a fork in the middle of a prompt of 12,000 tokens goes on behind a restart at an interval snapshot" *
           doctest::test_suite("slow")) {
   const test::temp_folder folder;
-  const auto prompt = some(12000, 21);
+  const auto prompt = some_tokens(12000, 21);
   {
     tier_ring first({.folder = folder.path()});
     first.ask(prompt, 2);
   }
   auto fork = tokens(prompt.begin(), prompt.begin() + 6000);
-  const auto more = some(40, 22);
+  const auto more = some_tokens(40, 22);
   fork.insert(fork.end(), more.begin(), more.end());
   tier_ring plain({.n_slots = 0, .n_snapshots = 0}), second({.folder = folder.path()});
   const auto want = plain.ask(fork, 30), got = second.ask(fork, 30);
@@ -155,9 +131,24 @@ TEST_CASE("tiers: a fork in the middle of a prompt of 12,000 tokens goes on behi
   same(*got, *want);
 }
 
+TEST_CASE("6.10: a fork of a prompt of 11,431 tokens finds 8,192, all of it from the second on, with the same bits" *
+          doctest::test_suite("slow")) {
+  const auto prompt = some_tokens(11431, 23);
+  tier_ring r({.n_blocks = 600}), plain({.n_slots = 0, .n_snapshots = 0});
+  r.ask(prompt, 2);
+  for (const int64_t want : {8192, 11300, 11300}) {
+    auto fork = tokens(prompt.begin(), prompt.begin() + 11300);
+    const auto more = some_tokens(40, 24 + static_cast<uint64_t>(r.r.last_turn));
+    fork.insert(fork.end(), more.begin(), more.end());
+    const auto got = r.ask(fork, 20);
+    CHECK(got->usage.cached_tokens == want);
+    if (want == 8192 || r.r.last_turn == 3) same(*got, *plain.ask(fork, 20));
+  }
+}
+
 TEST_CASE("tiers: a corrupt file is a miss, a line in the log, and gone") {
   const test::temp_folder folder;
-  const auto prompt = some(400, 5);
+  const auto prompt = some_tokens(400, 5);
   tier_ring plain({.n_slots = 0, .n_snapshots = 0});
   const auto want = plain.ask(prompt);
   { tier_ring({.folder = folder.path()}).ask(prompt); }
@@ -181,7 +172,7 @@ TEST_CASE("tiers: a corrupt file is a miss, a line in the log, and gone") {
 TEST_CASE("O39: a full disk stops the writes, not the service, and what is there still hits") {
   const disarmed after;
   const test::temp_folder folder;
-  const auto kept = some(300, 6), lost = some(300, 7);
+  const auto kept = some_tokens(300, 6), lost = some_tokens(300, 7);
   tier_ring r({.n_blocks = 8, .n_slots = 8, .n_snapshots = 3, .folder = folder.path()});
   const auto want = r.ask(kept);
   const auto n_writes = r.r.numbers->disk_writes.load();
@@ -191,20 +182,79 @@ TEST_CASE("O39: a full disk stops the writes, not the service, and what is there
   CHECK(r.r.numbers->disk_writes == n_writes);
   CHECK(r.r.numbers->disk_write_errors > 0);
   const auto n_errors = r.r.numbers->disk_write_errors.load();
-  for (uint64_t i = 0; i < 4; ++i) r.ask(some(300, 10 + i));
+  for (uint64_t i = 0; i < 4; ++i) r.ask(some_tokens(300, 10 + i));
   CHECK(r.r.numbers->disk_write_errors == n_errors); // it is not even tried
   const auto got = r.ask(kept);
   CHECK(got->usage.cached_tokens == 299);
   same(*got, *want);
   fault::disarm_all();
   r.w.advance(std::chrono::minutes(2));
-  r.ask(some(300, 20));
+  r.ask(some_tokens(300, 20));
   CHECK(r.r.numbers->disk_writes > n_writes);
+}
+
+TEST_CASE("tiers: files that may not be read are a miss and one line in the log") {
+  const disarmed after;
+  const test::temp_folder folder;
+  const auto kept = some_tokens(300, 6);
+  tier_ring r({.n_blocks = 8, .n_slots = 8, .n_snapshots = 3, .folder = folder.path()});
+  const auto want = r.ask(kept);
+  for (uint64_t i = 0; i < 3; ++i) r.ask(some_tokens(300, 10 + i)); // nothing of it stays in memory
+  const log_lines log;
+  fault::arm("tier_files.no_access", 0, 1000);
+  const auto got = r.ask(kept);
+  CHECK(got->usage.cached_tokens == 0);
+  same(*got, *want);
+  CHECK(r.r.numbers->disk_read_errors == 5); // its four full blocks, and the end of its prompt
+  CHECK(log.n_of("could not be read") == 1);
+  CHECK(log.n_of("Permission denied") == log.n_of("could not be read") + log.n_of("no more writes"));
+  fault::disarm_all();
+  CHECK(r.ask(kept)->usage.cached_tokens == 299);
+}
+
+TEST_CASE("tiers: files that may not be made are one line in the log, and memory serves") {
+  const disarmed after;
+  const test::temp_folder folder;
+  const auto kept = some_tokens(300, 6), lost = some_tokens(300, 7);
+  tier_ring r({.n_blocks = 40, .folder = folder.path()}), plain({.n_slots = 0, .n_snapshots = 0});
+  r.ask(kept);
+  const auto n_writes = r.r.numbers->disk_writes.load();
+  const log_lines log;
+  fault::arm("tier_files.no_access", 0, 1000);
+  same(*r.ask(lost), *plain.ask(lost));
+  CHECK(r.ask(lost)->usage.cached_tokens == 299);
+  for (uint64_t i = 0; i < 3; ++i) r.ask(some_tokens(300, 10 + i));
+  CHECK(r.r.numbers->disk_write_errors > 0);
+  CHECK(r.r.numbers->disk_writes == n_writes);
+  CHECK(log.n_of("Permission denied") == 1);
+  fault::disarm_all();
+  r.w.advance(std::chrono::minutes(2));
+  r.ask(some_tokens(300, 20));
+  CHECK(r.r.numbers->disk_writes > n_writes);
+}
+
+TEST_CASE("tiers: a folder that may not be used at the start is one line in the log, and the service runs") {
+  const disarmed after;
+  const test::temp_folder folder;
+  const auto prompt = some_tokens(300, 8);
+  { tier_ring({.folder = folder.path()}).ask(prompt); }
+  const auto n_files = files_below(folder.path()).size();
+  const log_lines log;
+  fault::arm("tier_files.no_access");
+  tier_ring r({.folder = folder.path()}), plain({.n_slots = 0, .n_snapshots = 0});
+  const auto got = r.ask(prompt);
+  CHECK(got->usage.cached_tokens == 0);
+  same(*got, *plain.ask(prompt));
+  CHECK(r.ask(prompt)->usage.cached_tokens == 299);
+  CHECK(r.r.numbers->disk_writes == 0);
+  CHECK(log.n_of("Permission denied") == 1);
+  CHECK(files_below(folder.path()).size() == n_files);
+  fault::disarm_all();
 }
 
 TEST_CASE("tiers: pins are set, listed and taken back by message, and outlive a restart") {
   const test::temp_folder folder;
-  const auto prompt = some(300, 9);
+  const auto prompt = some_tokens(300, 9);
   const tier_settings s{.n_blocks = 8, .n_slots = 20, .n_snapshots = 4, .folder = folder.path()};
   {
     tier_ring r(s);
@@ -215,7 +265,7 @@ TEST_CASE("tiers: pins are set, listed and taken back by message, and outlive a 
     const auto pinned = r.w.ask<pin_answer>(kv_cache, pin_prefix{"system", prompt, {}, ""});
     CHECK(pinned->refused.empty());
     CHECK(pinned->n_tokens == 299);
-    for (uint64_t i = 0; i < 6; ++i) r.ask(some(300, 10 + i));
+    for (uint64_t i = 0; i < 6; ++i) r.ask(some_tokens(300, 10 + i));
     CHECK(r.ask(prompt)->usage.cached_tokens == 299);
   }
   tier_ring again(s);
@@ -235,7 +285,7 @@ TEST_CASE("tiers: a folder that cannot be used is a line in the log, and the ser
   const test::temp_folder folder;
   std::ofstream(folder.path() / "file") << "x";
   tier_ring r({.folder = folder.path() / "file"});
-  const auto prompt = some(300, 8);
+  const auto prompt = some_tokens(300, 8);
   r.ask(prompt);
   CHECK(r.ask(prompt)->usage.cached_tokens == 299);
   CHECK(r.r.numbers->disk_writes == 0);

@@ -7,56 +7,6 @@
 using namespace troupe;
 using namespace ledger_ring;
 
-namespace {
-
-kv_cache_config tiered(int64_t n_snapshots, int64_t n_blocks, int64_t n_slots, int64_t disk_bytes) {
-  auto c = config(0, n_snapshots, n_blocks);
-  c.block_bytes = 100;
-  c.host_cache_bytes = 100 * n_slots + 99;
-  c.disk_cache_bytes = disk_bytes;
-  c.disk_min_tokens = 8;
-  return c;
-}
-
-struct tiered_ring : bench_ring {
-  explicit tiered_ring(const kv_cache_config& c, int32_t chunk = 32, int32_t max_running = 4)
-      : bench_ring(c, chunk, max_running) {
-    ledger.restore({}, {}, entry_id{1});
-    check_each_step = true;
-  }
-};
-
-tokens marked(std::mt19937_64& random, int64_t n, int32_t mark) {
-  auto t = random_tokens(random, n);
-  t[0] = mark;
-  return t;
-}
-
-// What a restart finds.
-std::vector<prefix_index::stored> listing(const pretend_device& device) {
-  std::vector<prefix_index::stored> out;
-  for (const auto& [id, s] : device.disk)
-    out.push_back({id, s.what.parent, s.what.snapshot != snapshot_id{}, s.what.n_tokens, s.what.floor, s.what.salt,
-                   s.what.symbols});
-  return out;
-}
-
-entry_id next_entry(const pretend_device& device) {
-  return device.disk.empty() ? entry_id{1} : entry_id{static_cast<uint64_t>(device.disk.rbegin()->first) + 1};
-}
-
-// The same device with nothing but its disk, and a ledger that was told what is there.
-struct restarted_ring : bench_ring {
-  restarted_ring(const kv_cache_config& c, const pretend_device& before) : bench_ring(c) {
-    device.disk = before.disk;
-    device.n_written = before.n_written;
-    ledger.restore(listing(device), {}, next_entry(device));
-    check_each_step = true;
-  }
-};
-
-} // namespace
-
 TEST_CASE("kv_ledger: what leaves the device goes to host memory and comes back from there (features 6.11)") {
   tiered_ring r(tiered(100, 40, 200, 0)); // 320 tokens on the device, 1,600 in host memory
   std::mt19937_64 random(1);

@@ -204,6 +204,37 @@ TEST_CASE("tier_files: a read error keeps the file, a short or torn one does not
   CHECK(files->scan().empty());
 }
 
+TEST_CASE("tier_files: what may not be opened is refused by name, and a restart does without it") {
+  disk d;
+  auto files = d.open();
+  for (const uint64_t id : {1, 2}) CHECK_FALSE(files->write(entry(id), some(1000, id)));
+  bytes got;
+  fault::arm("tier_files.no_access", 0, 3);
+  CHECK(files->read(1, got)->error == EACCES);
+  CHECK(files->write(entry(3), some(1000, 3))->error == EACCES);
+  CHECK(files->write_note("pins", "1 a\n")->error == EACCES);
+  CHECK_FALSE(files->read(1, got)); // it may again
+  CHECK_FALSE(files->write(entry(3), some(1000, 3)));
+  fault::arm("tier_files.no_access");
+  CHECK(files->scan().size() == 2); // one is left out, and makes room for another of its number
+  fault::disarm_all();
+  CHECK(files->scan().size() == 2);
+  uint64_t gone = 0;
+  for (const uint64_t id : {1, 2, 3})
+    if (!fs::exists(files->path_of(id))) gone = id;
+  REQUIRE(gone > 0);
+  CHECK_FALSE(files->write(entry(gone), some(1000, 9)));
+  files.reset();
+  tier_files shut({d.where.path() / "rank-0", "fp_1", 0, 1, 0});
+  fault::arm("tier_files.no_access");
+  const auto why = shut.open();
+  REQUIRE(why);
+  CHECK(why->error == EACCES);
+  CHECK(why->what.find((d.where.path() / "rank-0").string()) != std::string::npos);
+  CHECK(shut.scan().empty());
+  CHECK(shut.read(1, got).has_value());
+}
+
 TEST_CASE("tier_files: a folder that cannot be made or is taken is refused by name, and everything after it") {
   disk d;
   const auto held = d.open();
