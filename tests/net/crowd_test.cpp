@@ -130,7 +130,7 @@ TEST_CASE(
   const int n_streams = (n_wanted + 4) / 5;
   double n_paused = 0; // all of them, in the end: their queues are full
   for (const auto until = deadline(); n_paused < n_streams && std::chrono::steady_clock::now() < until;)
-    n_paused = metric_of(ask(http_get("/metrics")).body, "troupe_stream_pauses_total{");
+    n_paused = metric_of(ask(http_get("/metrics")).body, "troupe_streams_paused{");
   CHECK(n_paused == n_streams);
   std::vector<std::unique_ptr<raw_client>> readers;
   const auto began = std::chrono::steady_clock::now();
