@@ -43,7 +43,8 @@ struct counters {
   std::atomic<int64_t> last_step_us{0}; // steady clock, microseconds: progress of the engine loop
   std::atomic<int64_t> step_sent_us{0}; // the same clock: when the step in the ring was sent; 0: none is
   // scheduler
-  std::atomic<int64_t> running{0}, waiting{0}, steps{0}, rows{0}, refused{0}, paused{0};
+  std::atomic<int64_t> running{0}, waiting{0}, steps{0}, rows{0}, refused{0};
+  std::atomic<int64_t> paused{0}; // turns, now
   std::atomic<int64_t> prompt_tokens{0}, preemptions{0};
   std::atomic<int64_t> turn_us{0}; // how long a turn runs, on the average; 0: none has ended
   // prepare: turns whose prompt is not ready
@@ -58,8 +59,8 @@ struct counters {
   // kv_cache
   std::atomic<int64_t> blocks{0}, blocks_used{0}, blocks_cached{0}, snapshots{0};
   std::atomic<int64_t> cache_queries{0}, cache_hits{0}; // prompt tokens looked up and found, each choice for itself
-  std::atomic<int64_t> cache_hits_memory{0}, cache_hits_disk{0}; // of the hits: brought in from a lower tier
-  std::atomic<int64_t> blocks_in_memory{0}, disk_bytes{0};       // the tiers' contents, on each rank
+  std::atomic<int64_t> cache_hits_device{0}, cache_hits_memory{0}, cache_hits_disk{0}; // of the hits, by tier
+  std::atomic<int64_t> blocks_in_memory{0}, disk_bytes{0}; // the tiers' contents, on each rank
   // tier_disk, of all ranks together
   std::atomic<int64_t> disk_writes{0}, disk_bytes_written{0}, disk_write_errors{0};
   std::atomic<int64_t> disk_reads{0}, disk_bytes_read{0}, disk_read_errors{0};
@@ -67,8 +68,9 @@ struct counters {
   std::atomic<int64_t> engram_rows{0}, engram_bytes{0};
   // fan_out
   std::atomic<int64_t> generated_tokens{0}, cached_tokens{0}; // as in usage: what lies behind a stop string is not
-  std::atomic<int64_t> parse_errors{0}, stray_markers{0}, sink_full{0}, sink_closed{0};
-  // ring: what an older epoch sent; restarts of its actors, and turns that went on behind one
+  std::atomic<int64_t> parse_errors{0}, stray_markers{0}, sink_closed{0};
+  std::atomic<int64_t> sink_full{0}; // pauses so far
+  // ring: what an older epoch sent; restarts of its actors (and of prepare's desk), and turns that went on behind one
   std::atomic<int64_t> dropped_messages{0}, restarts{0}, resumed_turns{0};
   histogram ttft{ttft_bounds()}, inter_token{itl_bounds()}, e2e{latency_bounds()}, queue_time{latency_bounds()},
       prefill_time{latency_bounds()}, decode_time{latency_bounds()}, prompt_size{size_bounds()},

@@ -67,8 +67,10 @@ void place(kv_cache_pointer self, step_plan&& plan) {
   s.newest = ledger.place(std::move(plan), self->clock().now());
   s.numbers->cache_queries += ledger.n_asked() - asked;
   s.numbers->cache_hits += ledger.n_found() - found;
+  const int64_t lower = ledger.n_found_in_memory() - memory + ledger.n_found_on_disk() - disk;
   s.numbers->cache_hits_memory += ledger.n_found_in_memory() - memory;
   s.numbers->cache_hits_disk += ledger.n_found_on_disk() - disk;
+  s.numbers->cache_hits_device += std::max<int64_t>(ledger.n_found() - found - lower, 0);
   show(s);
   for (const auto& n : s.next) self->send(n, s.newest);
 }

@@ -1,8 +1,9 @@
-// Actors that turn requests into token ids, behind one handle that holds what waits. The work is prompt_builder's, the
-// order prepare_queue's.
+// Actors that turn requests into token ids: a desk that holds what waits, and its crew. The work is prompt_builder's,
+// the order prepare_queue's; prepare_door stands before the desk.
 #include "actors/prepare.h"
 
 #include "actors/guard.h"
+#include "actors/prepare_door.h"
 #include "actors/prepare_queue.h"
 #include "actors/prompt_builder.h"
 #include "actors/queue_limit.h"
@@ -45,9 +46,16 @@ struct desk_state {
 };
 using prepare_pointer = prepare_actor::stateful_pointer<desk_state>;
 
+// It ends with its owner, which it is not linked to: whoever is linked to an actor that is killed is killed too.
+template <class self_pointer> void end_with(self_pointer self, const caf::actor& owner) {
+  self->monitor(owner);
+  self->set_down_handler([self](const caf::down_msg&) { self->quit(caf::exit_reason::user_shutdown); });
+}
+
 prepare_actor::behavior_type prepare(prepare_actor::stateful_pointer<prepare_state> self,
-                                     std::shared_ptr<const prompt_builder> builder) {
+                                     std::shared_ptr<const prompt_builder> builder, const caf::actor& owner) {
   guard(self);
+  if (owner) end_with(self, owner);
   const auto break_if_told = [] {
     if (fault::at("prepare.dies")) throw std::runtime_error("prepare.dies");
   };
@@ -68,8 +76,10 @@ api_error broken_prepare() { return {500, "InternalServerError", "The prompt cou
 
 void hire(prepare_pointer self, bool detached) {
   auto& s = self->state;
-  auto actor = detached ? self->spawn<caf::detached + caf::linked>(prepare, s.builder)
-                        : self->spawn<caf::linked>(prepare, s.builder);
+  const auto owner = caf::actor_cast<caf::actor>(self);
+  auto actor =
+      detached ? self->spawn<caf::detached>(prepare, s.builder, owner) : self->spawn(prepare, s.builder, owner);
+  self->monitor(actor);
   s.crew.push_back({std::move(actor), std::nullopt});
 }
 
@@ -118,7 +128,7 @@ void ask(prepare_pointer self, const prepare_actor& who, question&& what) {
             std::get<promise_type>(come_back(self, address).asker).deliver(std::move(a));
             hand_out(self);
           },
-          [](const caf::error&) {}); // it died: the link says so too, and is what counts
+          [](const caf::error&) {}); // it died: the monitor says so too, and is what counts
 }
 
 // The idle get what is next. With more than one of a crew, not all of it is at long work: a short question never waits
@@ -141,6 +151,7 @@ void hand_out(prepare_pointer self) {
 
 void take(prepare_pointer self, turn_id turn, int64_t n_bytes, desk_state::work work) {
   auto& s = self->state;
+  if (fault::at("prepare_desk.dies")) throw std::runtime_error("prepare_desk.dies");
   const auto* asked = std::get_if<turn_prepare>(&work.what);
   const bool is_turn = asked != nullptr;
   if (is_turn && asked->is_again) {
@@ -161,19 +172,21 @@ void take(prepare_pointer self, turn_id turn, int64_t n_bytes, desk_state::work 
 }
 
 prepare_actor::behavior_type desk(prepare_pointer self, std::shared_ptr<const prompt_builder> builder,
-                                  const prepare_config& config, int32_t n_threads, bool detached) {
+                                  const prepare_config& config, int32_t n_threads, bool detached,
+                                  const caf::actor& owner) {
   guard(self);
   auto& s = self->state;
   s.builder = std::move(builder);
   s.values = config.values;
   s.numbers = config.numbers ? config.numbers : std::make_shared<counters>();
   for (int32_t i = 0; i < n_threads; ++i) hire(self, detached);
-  self->set_exit_handler([=](const caf::exit_msg& e) {
+  self->monitor(owner);
+  self->set_down_handler([=](const caf::down_msg& down) {
     auto& crew = self->state.crew;
     const auto dead =
-        std::find_if(crew.begin(), crew.end(), [&](const auto& m) { return m.actor.address() == e.source; });
-    if (dead == crew.end()) return self->quit(e.reason); // told to stop; the crew is linked
-    if (dead->at) refuse(come_back(self, e.source), broken_prepare());
+        std::find_if(crew.begin(), crew.end(), [&](const auto& m) { return m.actor.address() == down.source; });
+    if (dead == crew.end()) return self->quit(caf::exit_reason::user_shutdown); // the owner; the crew ends with us
+    if (dead->at) refuse(come_back(self, down.source), broken_prepare());
     crew.erase(dead);
     hire(self, detached);
     hand_out(self);
@@ -205,8 +218,12 @@ prepare_actor::behavior_type desk(prepare_pointer self, std::shared_ptr<const pr
 prepare_actor spawn_prepare(caf::actor_system& system, const prepare_config& config,
                             std::shared_ptr<const text_side> text, int32_t n_threads, bool detached) {
   auto builder = std::make_shared<const prompt_builder>(config, std::move(text));
-  if (n_threads <= 0) return system.spawn(prepare, std::move(builder));
-  return system.spawn(desk, std::move(builder), config, n_threads, detached);
+  if (n_threads <= 0) return system.spawn(prepare, std::move(builder), caf::actor{});
+  auto hire_desk = [&system, builder = std::move(builder), config, n_threads, detached](const caf::actor& owner) {
+    return system.spawn(desk, builder, config, n_threads, detached, owner);
+  };
+  return spawn_prepare_door(system, std::move(hire_desk),
+                            config.numbers ? config.numbers : std::make_shared<counters>());
 }
 
 } // namespace troupe

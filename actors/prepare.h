@@ -49,7 +49,8 @@ struct prepare_config {
 // A crew of `n_threads` actors behind one handle, each of which gets the next work when it is idle; 0: the handle
 // itself does the work (tests). What waits is bounded: turns by refuse_early() of queue_limit.h, questions by
 // max_queue; one more gets 429. Turns that are prepared again are as many as were let in.
-// One of the crew that dies costs its request a 500 and is replaced.
+// One of the crew that dies costs its request a 500 and is replaced. If the desk dies that hands out the work, what it
+// held gets 503, and the handle stays good: there is another desk.
 prepare_actor spawn_prepare(caf::actor_system&, const prepare_config&, std::shared_ptr<const text_side>,
                             int32_t n_threads, bool detached = true);
 

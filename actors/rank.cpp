@@ -33,6 +33,7 @@ struct running_rank {
   scheduler_actor scheduler;           // rank 0 only
   std::optional<step_carrier> carrier; // if it has a thread to itself
   uint64_t epoch = 0, last_step = 0, cache = 0;
+  step_counts counted;                                       // of these weights, what `numbers` have
   tier_disk_actor disk;                                      // may be none
   std::unordered_map<entry_id, std::vector<uint8_t>> coming; // from it, pieces so far
 };
@@ -196,9 +197,9 @@ rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
         TROUPE_CHECK(s.parts.weights, "system sends no step before every rank has loaded");
         auto result = run_step(self, config, *records, ready);
         if (config.rank == 0) {
-          const auto launches = s.parts.weights->counts();
-          numbers->graph_replays = launches.replayed;
-          numbers->graph_misses = launches.launched;
+          const auto now = s.parts.weights->counts(), before = std::exchange(s.counted, now);
+          numbers->graph_replays += now.replayed - before.replayed;
+          numbers->graph_misses += now.launched - before.launched;
         }
         send_orders(self, ready.placed);
         if (!result)

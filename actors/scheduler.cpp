@@ -35,6 +35,7 @@ struct scheduler_state {
   bool is_resuming = false;         // turns in flight are still being admitted again
   bool ends_resume = false;         // and the next plan says that they all are
   int64_t n_refused = 0;
+  int64_t n_parkings = 0; // of this policy, those that were counted
   std::vector<caf::typed_response_promise<bool>> drains;
   // Where a wait has a limit: turns that have not started, so that a stream does not open before it is sure to run.
   std::unordered_map<turn_id, request_actor> unopened;
@@ -55,7 +56,7 @@ void show_gauges(scheduler_pointer self) {
   s.numbers->waiting = s.policy.n_waiting();
   s.numbers->paused = s.policy.n_paused();
   s.numbers->turn_us = static_cast<int64_t>(s.policy.mean_turn_s() * 1e6);
-  s.numbers->preemptions = s.policy.n_parkings();
+  s.numbers->preemptions += s.policy.n_parkings() - std::exchange(s.n_parkings, s.policy.n_parkings());
 }
 
 // Opens what starts.
@@ -90,7 +91,7 @@ void pump(scheduler_pointer self) {
     plan.step = ++s.step;
     int64_t n_rows = 0;
     for (const auto& r : plan.rows) n_rows += static_cast<int64_t>(r.tokens.size());
-    s.numbers->steps = static_cast<int64_t>(s.step);
+    ++s.numbers->steps;
     s.numbers->rows += n_rows;
     if (n_rows > 0) s.numbers->iteration_tokens.observe(static_cast<double>(n_rows));
     s.in_flight = true;
@@ -235,6 +236,7 @@ void rewire(scheduler_pointer self, const wiring& w) {
   s.journal = caf::actor_cast<journal_actor>(w.journal);
   const bool was_draining = s.policy.is_draining();
   s.policy = batch_policy(s.limits);
+  s.n_parkings = 0;
   if (was_draining) s.policy.refuse_new();
   s.unopened.clear();
   s.epoch = w.epoch;

@@ -1,12 +1,15 @@
 // A turn that dies without a word is answered here: its sink gets a 500, so no client waits for ever.
 #include "net/connection.h"
 
+#include "actors/guard.h"
 #include "net/api_errors.h"
+#include "storage/check.h"
 #include "storage/log.h"
 
 #include <caf/all.hpp>
 
 #include <map>
+#include <stdexcept>
 
 namespace troupe {
 namespace {
@@ -37,17 +40,23 @@ void forget(self_ptr self, const caf::down_msg& down) {
 }
 
 connection_actor::behavior_type connection_behavior(self_ptr self, std::shared_ptr<const engine_port> port) {
+  guard(self);
+  const auto break_if_told = [] {
+    if (fault::at("connection.dies")) throw std::runtime_error("connection.dies");
+  };
   self->set_down_handler([self](caf::down_msg& down) { forget(self, down); });
   self->set_default_handler(caf::drop);
   return {
-      [self, port](turn_start& start) { // sole owner: an image request is moved on, not copied
+      [=](turn_start& start) { // sole owner: an image request is moved on, not copied
+        break_if_told();
         const turn_id turn = start.request.turn;
         auto actor = port->start(std::move(start.request), start.sink);
         self->monitor(actor);
         const auto address = caf::actor_cast<caf::actor_addr>(actor);
         self->state.turns.emplace(address, state::turn{turn, actor, start.sink});
       },
-      [self, port](question_start& start) { // the same
+      [=](question_start& start) { // the same
+        break_if_told();
         auto sink = std::move(start.sink);
         // No deadline: its timer would outlive the answer. prepare answers all it takes, and CAF for it if it has died.
         self->request(port->prepare, caf::infinite, std::move(start.question))

@@ -80,7 +80,7 @@ void add_tiers(family_list& out, const counters& n) {
     out.counter("troupe_prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache, by where they were.",
                 static_cast<double>(value), {{"tier", tier}});
   };
-  from("device", std::max<int64_t>(n.cache_hits - n.cache_hits_memory - n.cache_hits_disk, 0));
+  from("device", n.cache_hits_device);
   from("memory", n.cache_hits_memory);
   from("disk", n.cache_hits_disk);
   const char* blocks = "KV blocks of the prefix cache that no sequence uses, by tier.";
@@ -160,8 +160,9 @@ void add_own(family_list& out, const counters& n, const http_counts& http) {
   out.counter("troupe_turns_refused_total", "Of them, refused before they ran.", static_cast<double>(n.ended_refused));
   out.counter("troupe_queue_rejects_total", "Turns refused because the queue was full.",
               static_cast<double>(n.refused));
-  out.counter("troupe_stream_pauses_total", "Streams paused because their client read too slowly.",
-              static_cast<double>(n.paused));
+  out.gauge("troupe_streams_paused", "Streams that wait for their client to read.", static_cast<double>(n.paused));
+  out.counter("troupe_stream_pauses_total", "Times that a stream was paused because its client read too slowly.",
+              static_cast<double>(n.sink_full));
   out.counter("troupe_stream_stalls_total", "Streams ended at the send deadline.", static_cast<double>(http.stalled));
   out.counter("troupe_sink_closed_total", "Pushes that found the client gone.", static_cast<double>(n.sink_closed));
   out.counter("troupe_tool_parse_errors_total", "Malformed tool calls in output.", static_cast<double>(n.parse_errors));
@@ -169,7 +170,9 @@ void add_own(family_list& out, const counters& n, const http_counts& http) {
               static_cast<double>(n.stray_markers));
   out.counter("troupe_engram_rows_total", "Side-table rows read.", static_cast<double>(n.engram_rows));
   out.counter("troupe_engram_bytes_total", "Side-table bytes read.", static_cast<double>(n.engram_bytes));
-  out.counter("troupe_restarts_total", "Restarts of ring actors.", static_cast<double>(n.restarts));
+  out.counter("troupe_restarts_total",
+              "Actors that died and were replaced: those of the ring, and the desk of prepare.",
+              static_cast<double>(n.restarts));
   out.counter("troupe_resumed_turns_total", "Turns that went on behind a restart.",
               static_cast<double>(n.resumed_turns));
   out.counter("troupe_dropped_messages_total", "Ring messages of an older epoch.",

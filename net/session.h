@@ -75,6 +75,7 @@ private:
   void peer_gone();
   void half_close(); // the peer sends no more; it may still read
   void abort_turn(turn_id);
+  void lose_actor(); // it died
   const connection_actor& actor(const engine_port&, std::shared_ptr<const engine_port>);
   bool closes() const { return !answer_.keep_alive; }
   bool expects_continue() const; // Precondition: the head was read

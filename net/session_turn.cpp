@@ -44,8 +44,23 @@ private:
 } // namespace
 
 const connection_actor& session::actor(const engine_port& port, std::shared_ptr<const engine_port> shared) {
-  if (!actor_) actor_ = spawn_connection(*port.system, std::move(shared));
+  if (actor_) return actor_;
+  actor_ = spawn_connection(*port.system, std::move(shared));
+  caf::actor_cast<caf::actor>(actor_)->attach_functor([weak = weak_from_this()](const caf::error&) {
+    if (const auto self = weak.lock()) asio::post(self->socket_.get_executor(), [self] { self->lose_actor(); });
+  });
   return actor_;
+}
+
+// What was to come by way of it may not come any more. The next request gets another one.
+void session::lose_actor() {
+  if (!std::exchange(actor_, nullptr) || !in_turn_) return; // it ended in order, or idle
+  spdlog::error("request {}: the actor of its connection died", answer_.request_id);
+  const api_error e = make_error(500, "The request failed inside the server.");
+  if (outbox_) return outbox_->fail(e);
+  if (collector_) return collector_->fail(e);
+  refusal_ = e;
+  end_wait(waited::refused);
 }
 
 void session::end_wait(waited w) {
@@ -277,6 +292,7 @@ session::task<bool> session::run_question(service::outcome out) {
   tick();
   co_await wait_for_end();
   shared_.counts().in_flight--;
+  if (waited_ == waited::refused) co_return co_await write_reply(shared_.refuse(refusal_));
   if (waited_ != waited::answered) {
     caf::anon_send(actor_, client_gone{turn}); // behind the question: it may not have been read yet
     shared_.counts().add(route_.to, 499);

@@ -47,6 +47,7 @@ public:
     if (script_->throws) throw std::runtime_error("scripted failure");
     logits_.clear();
     auto& step = script_->steps.emplace_back();
+    ++n_forwards_;
     int64_t n_rows = 0;
     for (const auto& r : rows) {
       const auto n = static_cast<int64_t>(r.tokens.size());
@@ -69,6 +70,7 @@ public:
     if (found && static_cast<int64_t>(found->size()) != n_rows) throw std::runtime_error("records and rows differ");
     return logits_;
   }
+  step_counts counts() const override { return {n_forwards_, 0}; } // as if each were a replay; a new model begins anew
   bool can_draft() const override { return info_.draft_block > 0; }
   draft_tokens draft_next(std::span<const draft_request> requests) override {
     draft_tokens out;
@@ -105,6 +107,7 @@ private:
   std::map<int32_t, int64_t> n_prompt_; // of a slot's sequence
   model_info info_;
   std::vector<float> logits_;
+  int64_t n_forwards_ = 0;
 };
 
 struct table_script {

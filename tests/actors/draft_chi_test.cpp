@@ -1,5 +1,5 @@
 // Drafts and sampling over the shipped model: tokens have the distribution of no drafts (dspark.md section 5).
-#include "tests/actors/desks.h"
+#include "tests/actors/draft_desks.h"
 
 #include <doctest/doctest.h>
 
@@ -7,6 +7,7 @@
 #include <map>
 
 using namespace troupe;
+using namespace troupe::drafting;
 
 namespace {
 
@@ -48,7 +49,7 @@ TEST_CASE("drafts: sampled tokens have the distribution of no drafts" * doctest:
   // Behind beginnings of answers from which the model goes on in many ways, some of them even and some with a draft
   // that is right about every second time; other seeds with drafts than without.
   constexpr int32_t n_choices = 32, n_turns = 16, n_tokens = 4;
-  desks without(0, n_choices), with(desks::block, n_choices);
+  desks without(0, n_choices), with(block, n_choices);
   uint64_t seed = 0;
   for (const auto& [question, n_begun] :
        {std::pair{"Tell me a story.", 21}, {"Tell me a story about a dog.", 21}, {"Tell me a story about a dog.", 2}}) {

@@ -110,10 +110,14 @@ TEST_CASE("queue_limit: what is on the way counts, what may start at once has ro
 
 TEST_CASE("prepare: a huge text holds up one of the crew, and chats behind it go on") {
   crew_of_two c;
+  c.w.held = "prepare"; // the crew is at the first one until all have come
   for (uint64_t huge = 1; huge <= 3; ++huge) c.ask_text(huge, 1 << 20);
-  c.w.run_until([&] { return c.w.count<text_question>("prepare_desk") == 3; });
+  c.w.run();
   c.ask(4, 10);
   c.ask(5, 10);
+  c.w.run();
+  CHECK(c.w.count<turn_prepare>("prepare_desk") == 2);
+  c.w.held.clear();
   // The first huge text is with one of the crew, the two others wait for it though the other one is idle.
   c.w.run_until([&] { return c.w.count<turn_prepare>("prepare") == 2; });
   CHECK(c.w.count<text_question>("prepare") <= 1);
@@ -160,11 +164,13 @@ TEST_CASE("prepare: turns that are being prepared count, and one too many gets 4
 
 TEST_CASE("prepare: a turn whose client left while it waited is not worked on") {
   crew_of_two c;
+  c.w.held = "prepare"; // nobody works
   for (uint64_t t = 1; t <= 4; ++t) c.ask(t, 10);
   c.w.run_until([&] { return c.w.count<turn_prepare>("prepare_desk") == 4; });
   caf::anon_send(c.actor, client_gone{turn_id{4}});
   caf::anon_send<caf::message_priority::high>(c.actor, client_gone{turn_id{3}});
   c.w.run_until([&] { return c.w.count<client_gone>("prepare_desk") == 2; });
+  c.w.held.clear();
   c.w.run();
   const auto all = c.answers();
   CHECK(all.at(1).status == 0);
@@ -172,4 +178,48 @@ TEST_CASE("prepare: a turn whose client left while it waited is not worked on") 
   CHECK(all.at(3).status + all.at(4).status >= 499);
   CHECK(c.w.count<turn_prepare>("prepare") <= 3);
   CHECK(c.numbers->preparing == 0);
+}
+
+TEST_CASE("prepare: a desk that dies costs what it held a 503, and the next one answers") {
+  crew_of_two c;
+  for (int round = 1; round <= 3; ++round) {
+    CAPTURE(round);
+    for (uint64_t t = 1; t <= 4; ++t) c.ask(t, 10); // two are worked on by then, one waits, one breaks it
+    c.ask_text(5, 10);                              // and one has not been read
+    fault::arm("prepare_desk.dies", 3);
+    c.w.run();
+    for (const auto& [turn, failure] : c.answers()) {
+      CHECK(failure.status == 503);
+      CHECK(failure.retry_after_s == 1);
+    }
+    CHECK(c.numbers->preparing == 0);
+    CHECK(c.numbers->restarts == round);
+    c.ask(6, 10); // the first time there is another at once, then after a while
+    c.w.run();
+    CHECK(c.answers().at(6).status == (round == 1 ? 0 : 503));
+    c.w.advance(1s);
+    c.ask(7, 10);
+    c.ask_text(8, 10);
+    c.w.run();
+    for (const auto& [turn, failure] : c.answers()) CHECK(failure.status == 0);
+  }
+}
+
+TEST_CASE("prepare: a desk that dies again and again is tried again a minute later") {
+  crew_of_two c;
+  for (int death = 0; death < 6; ++death) {
+    fault::arm("prepare_desk.dies");
+    c.ask(1, 10);
+    c.w.run();
+    CHECK(c.answers().at(1).status == 503);
+    if (death < 5) c.w.advance(5s);
+  }
+  c.w.advance(30s);
+  c.ask(2, 10);
+  c.w.run();
+  CHECK(c.answers().at(2).status == 503);
+  c.w.advance(31s);
+  c.ask(3, 10);
+  c.w.run();
+  CHECK(c.answers().at(3).status == 0);
 }
