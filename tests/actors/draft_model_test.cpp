@@ -3,7 +3,6 @@
 #include "tests/actors/draft_desks.h"
 
 #include <cstring>
-#include <map>
 
 using namespace troupe;
 using namespace troupe::drafting;
