@@ -65,7 +65,8 @@ tier_numbers park_and_resume(const tier_settings& s, draw how) {
 
 } // namespace
 
-TEST_CASE("parking: what a parked turn left comes back from host memory, and nothing is computed again") {
+TEST_CASE("parking: what a parked turn left comes back from host memory, and nothing is computed again" *
+          doctest::test_suite("slow")) {
   for (const int32_t n_drafts : {0, 5})
     for (const auto how : {draw::greedy, draw::penalised}) {
       CAPTURE(n_drafts);
@@ -75,7 +76,8 @@ TEST_CASE("parking: what a parked turn left comes back from host memory, and not
     }
 }
 
-TEST_CASE("parking: what a parked turn left comes back from disk, and nothing is computed again") {
+TEST_CASE("parking: what a parked turn left comes back from disk, and nothing is computed again" *
+          doctest::test_suite("slow")) {
   for (const int32_t n_drafts : {0, 5})
     for (const auto how : {draw::greedy, draw::penalised}) {
       CAPTURE(n_drafts);
