@@ -237,6 +237,7 @@ void rewire(scheduler_pointer self, const wiring& w) {
   const bool was_draining = s.policy.is_draining();
   s.policy = batch_policy(s.limits);
   s.n_parkings = 0;
+  s.numbers->weak_drafts = false; // nothing is known of them yet
   if (was_draining) s.policy.refuse_new();
   s.unopened.clear();
   s.epoch = w.epoch;

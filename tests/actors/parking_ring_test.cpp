@@ -1,4 +1,5 @@
 // Parking over the shipped model: a turn whose blocks were taken away says bit for bit what it says with plenty.
+#include "tests/actors/hungry_turns.h"
 #include "tests/actors/tiny_ring.h"
 
 #include <algorithm>
@@ -8,15 +9,9 @@ using namespace troupe;
 
 namespace {
 
-// Three turns of 300 tokens that begin with five blocks a sequence and want six. `last`: the one of the lowest class.
+// `last`: the one of the lowest class.
 std::vector<chat_request> hungry_turns(size_t last) {
-  std::vector<chat_request> all;
-  for (int i = 0; i < 3; ++i) {
-    auto r = tiny_completion(tiny_words(24 + i, i + 1), 310, static_cast<draw>(i));
-    r.sampling.seed = 40 + static_cast<uint64_t>(i);
-    r.n = i == 1 ? 2 : 1;
-    all.push_back(std::move(r));
-  }
+  auto all = troupe::hungry_turns();
   all[last].priority = 20;
   return all;
 }

@@ -1,5 +1,6 @@
 // Parking over tiers: a parked turn's state goes down to host memory and to disk, comes back from there without being
 // computed again, and the turn says bit for bit what it says undisturbed.                              design section 5
+#include "tests/actors/hungry_turns.h"
 #include "tests/actors/tier_ring.h"
 #include "tests/safetensors_writer.h"
 
@@ -94,25 +95,9 @@ TEST_CASE("parking: what a parked turn left comes back from disk, and nothing is
     }
 }
 
-namespace {
-
-// Three turns of 300 tokens, four choices in all, that begin with five blocks a sequence and want six.
-std::vector<chat_request> greedy_for_blocks() {
-  std::vector<chat_request> turns;
-  for (int i = 0; i < 3; ++i) {
-    auto r = tiny_completion(tiny_words(24 + i, i + 1), 310, static_cast<draw>(i));
-    r.sampling.seed = 40 + static_cast<uint64_t>(i);
-    r.n = i == 1 ? 2 : 1;
-    turns.push_back(std::move(r));
-  }
-  return turns;
-}
-
-} // namespace
-
 TEST_CASE("parking: turns that run out of blocks together come back through host memory" *
           doctest::test_suite("slow")) {
-  const auto turns = greedy_for_blocks();
+  const auto turns = hungry_turns();
   tier_settings s{.n_blocks = 21, .n_slots = 60, .max_running = 4, .overcommit = true};
   tier_ring tight(s);
   s.n_blocks = 200;
@@ -140,7 +125,7 @@ TEST_CASE("parking: in tail mode turns that began with a cached prefix come back
   auto cold = o;
   cold.snapshot_bytes = 0;
   tiny_ring without(cold);
-  auto turns = greedy_for_blocks();
+  auto turns = hungry_turns();
   for (auto* ring : {&tight, &plenty}) // the first part of each prompt: its last rows see more than those of a miss
     for (const auto& t : turns) ring->ask(tiny_completion(t.prompts[0], 1));
   for (auto& t : turns) t.prompts[0] += " one of the";
