@@ -23,7 +23,8 @@ std::unique_ptr<backend> make_device(const settings& c, int32_t rank, int32_t n_
   if (c.backend == "cuda") {
     std::string why;
     const auto n_devices = static_cast<int32_t>(list_cuda_devices(why).size());
-    return make_cuda_backend({.device = rank % std::max(n_devices, 1), .group = group});
+    return make_cuda_backend(
+        {.device = rank % std::max(n_devices, 1), .scratch_bytes = scratch_of_chunk(c.chunk_tokens), .group = group});
   }
   const auto cores = static_cast<int32_t>(std::thread::hardware_concurrency());
   host_backend_config host;

@@ -1,5 +1,6 @@
 // Kernels of the CUDA backend on shapes of the real model, with cold weights: medians of graph replays and the part of
-// the limit they reach, with the target of each row. usage: bench_cuda [--list] [name part ...], e.g. "16384x16384 K=3"
+// the limit they reach, with the target of each row.
+// usage: bench_cuda [--list] [name part ...], e.g. "16384x16384 K=3"
 // --list: names and targets of all rows, without a device.
 // Weights are rotated through more than 256 MB, so every call reads them from device memory (exl3-peer-speed's method).
 #include "bench/cuda_caches.h"
@@ -82,6 +83,10 @@ void bench_moe(backend& b, int rate, const std::vector<int64_t>& row_counts) {
   constexpr int n_experts = 384, k = 6;
   constexpr int64_t dim = 5120, width = 2304;
   const auto book = stored_matrix::codebook::mul1;
+  const auto name_of = [&](int64_t rows) {
+    return text("moe 384 top-6 K=%g m=%lld", rate / 2.0, static_cast<long long>(rows));
+  };
+  if (std::none_of(row_counts.begin(), row_counts.end(), [&](int64_t rows) { return wanted(name_of(rows)); })) return;
   const test::stored_sample gate = test::trellis_sample(book, rate, dim, width, 1),
                             up = test::trellis_sample(book, rate, dim, width, 2),
                             down = test::trellis_sample(book, rate, width, dim, 3);
@@ -95,6 +100,7 @@ void bench_moe(backend& b, int rate, const std::vector<int64_t>& row_counts) {
   for (float& v : values) v = normal(random);
   b.upload(x, values.data(), x.size_bytes());
   for (const int64_t rows : row_counts) {
+    if (!wanted(name_of(rows))) continue;
     const int n_calls = rows > 16 ? 4 : 24;
     std::vector<std::function<void()>> calls;
     double hit = 0;
@@ -118,8 +124,7 @@ void bench_moe(backend& b, int rate, const std::vector<int64_t>& row_counts) {
     }
     std::printf("# %.1f of %d experts hit\n", hit, n_experts);
     const double weights = hit * 3 * static_cast<double>(dim * width);
-    row(text("moe 384 top-6 K=%g m=%lld", rate / 2.0, static_cast<long long>(rows)), time_calls(b, calls, y), weights,
-        weights * rate / 16);
+    row(name_of(rows), time_calls(b, calls, y), weights, weights * rate / 16);
   }
 }
 
@@ -155,7 +160,7 @@ int main(int argc, char** argv) {
     std::printf("bench_cuda: not run: %s\n", why.c_str());
     return 0;
   }
-  const auto b = make_cuda_backend({.scratch_bytes = 512 << 20});
+  const auto b = make_cuda_backend({.scratch_bytes = scratch_of_chunk(8192)});
   std::printf("# %s\nwhat,median us,least us,weights/s,GB/s,%% of 4.2 TB/s,target us\n", b->name().c_str());
   const activations a(*b);
   using book = stored_matrix::codebook;
@@ -166,7 +171,7 @@ int main(int argc, char** argv) {
   for (const gemv_shape& s : shapes) bench_linear(*b, "gemv", a, s, {1, 4, 8});
   for (const int64_t rows : {1, 8})
     if (wanted(text("sampler 129280 top_p m=%lld", static_cast<long long>(rows)))) bench_sampler(*b, rows);
-  if (wanted("moe")) bench_moe(*b, 6, {1, 4, 8, 16});
+  bench_moe(*b, 6, {1, 4, 8, 16});
   bench_caches(*b, wanted);
   const bench::measure_call measure = [&](const std::string& name, const std::function<void()>& call, tensor any,
                                           double bytes) {
@@ -181,6 +186,6 @@ int main(int argc, char** argv) {
   bench::bench_rows(*b, 8192, 65536, long_only, measure);
   for (const gemv_shape& s : {gemv_shape{5120, 2304, 6}, gemv_shape{16384, 16384, 6}, gemv_shape{1280, 32768, 10}})
     bench_linear(*b, "gemm", a, s, {64, 1024, 4096});
-  if (wanted("moe")) bench_moe(*b, 6, {64, 1536, 4096, 8192});
+  bench_moe(*b, 6, {64, 1536, 4096, 8192});
   return 0;
 }

@@ -99,14 +99,14 @@ struct weight_bytes {
 class bench_run {
 public:
   bench_run(const options& o) : o_(o), bytes_(o.folder), random_(7) {
-    if (o.backend == "cuda")
-      be_ = make_cuda_backend({});
-    else
-      be_ = make_host_backend({.n_threads = o.threads});
-    n_ids_ = load_text_side(o.folder)->words()->size();
     const auto most = [](const std::vector<int64_t>& v) {
       return v.empty() ? int64_t{1} : *std::max_element(v.begin(), v.end());
     };
+    if (o.backend == "cuda")
+      be_ = make_cuda_backend({.scratch_bytes = scratch_of_chunk(std::min(o.prompt, most(o.chunks)))});
+    else
+      be_ = make_host_backend({.n_threads = o.threads});
+    n_ids_ = load_text_side(o.folder)->words()->size();
     n_slots_ = static_cast<int32_t>(most(o.rows));
     longest_ = std::max(most(o.contexts) + 4, o.prompt);
     const model_info info = read_model_info(o.folder);

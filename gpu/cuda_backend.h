@@ -4,6 +4,7 @@
 #include "gpu/backend.h"
 #include "gpu/self_check.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -21,11 +22,17 @@ struct cuda_device_info {
 };
 std::vector<cuda_device_info> list_cuda_devices(std::string& why);
 
+// Scratch of a backend whose steps have up to `chunk_rows` rows: 256 KB a row take the real model's six experts of a
+// row at once (39 KB each), so that each of their outputs is read once. 512 MB at least, 2.25 GB at most.
+constexpr int64_t scratch_of_chunk(int64_t chunk_rows) {
+  return std::clamp(chunk_rows << 18, int64_t{512} << 20, int64_t{2304} << 20);
+}
+
 struct cuda_backend_config {
   int32_t device = 0;
-  int64_t memory_bytes = INT64_MAX;  // allocations past it fail by name, as those past the card's memory do
-  int64_t scratch_bytes = 512 << 20; // 13,000 pairs of row and expert of the real model at once in prefill
-  collective* group = nullptr;       // borrowed; nullptr: one rank. Meets through host memory
+  int64_t memory_bytes = INT64_MAX; // allocations past it fail by name, as those past the card's memory do
+  int64_t scratch_bytes = scratch_of_chunk(0);
+  collective* group = nullptr; // borrowed; nullptr: one rank. Meets through host memory
 };
 
 // Throws std::system_error (category "cuda") naming the call, or std::runtime_error in a build without CUDA.

@@ -75,6 +75,8 @@ private:
 // tiles are decoded.
 template <int Rate, stored_matrix::codebook Book, int N, class Reader>
 __device__ __forceinline__ void multiply_item(float* d, Reader& at, const lane_windows<Rate>& windows, int k_steps) {
+  // 236 clocks a step for 249 at 160 rows, 213 for 217 at 128; 324 for 319 at 256, and slower for few (K = 3, H200).
+  constexpr bool spread = N > 64 && N < 256;
   for (int k = 0; k < k_steps; ++k) {
     at.wait_full();
     typename Reader::words words;
@@ -89,7 +91,7 @@ __device__ __forceinline__ void multiply_item(float* d, Reader& at, const lane_w
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
         uint32_t states[8];
-        windows.cut(words[2 * pair + t], states);
+        windows.template cut<spread>(words[2 * pair + t], states);
         a[t][0] = decode_pair<Book>(states[0], states[1]);
         a[t][1] = decode_pair<Book>(states[4], states[5]);
         a[t][2] = decode_pair<Book>(states[2], states[3]);
@@ -115,6 +117,7 @@ __device__ __forceinline__ void multiply_any(float* d, Reader& at, const lane_wi
   if constexpr (Rows == 256) {
     if (n_rows <= 96) return multiply_item<Rate, Book, 96>(d, at, windows, k_steps);
     if (n_rows <= 128) return multiply_item<Rate, Book, 128>(d, at, windows, k_steps);
+    if (n_rows <= 144) return multiply_item<Rate, Book, 144>(d, at, windows, k_steps);
     if (n_rows <= 160) return multiply_item<Rate, Book, 160>(d, at, windows, k_steps);
     if (n_rows <= 192) return multiply_item<Rate, Book, 192>(d, at, windows, k_steps);
   }

@@ -21,9 +21,10 @@ struct row_list {
 
 // A block a row. Bound by bytes: a row is read once, where a warp holds all it has of it.
 __global__ void __launch_bounds__(most_row_threads) transform_rows_kernel(const __grid_constant__ row_list a) {
+  __shared__ uint32_t largest[most_row_threads / 32];
   const int64_t row = blockIdx.x;
   const row_reader read{a.x + row * a.x_stride, a.in_real};
-  transform_row(a.to[0], row, a.in, a.suh[0], read);
+  transform_row(a.to[0], row, a.in, a.suh[0], read, largest);
 }
 __global__ void __launch_bounds__(most_row_threads) transform_lists_kernel(const __grid_constant__ row_list a) {
   __shared__ uint32_t largest[most_listed][most_row_threads / 32];

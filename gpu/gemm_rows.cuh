@@ -159,9 +159,10 @@ __host__ __device__ constexpr bool fits_registers(int in) { // one unit a warp
 
 // A block of row_threads(in) writes row `row` of `to`; `in` is a multiple of 128. read(k): elements k .. k + 3 for k %
 // 4
-// == 0.
+// == 0. Once a kernel for each `largest`, or with a barrier of the block between two uses.
 template <class Read>
-__device__ void transform_row(const gemm_rows& to, int64_t row, int in, const uint16_t* suh, const Read& read) {
+__device__ void transform_row(const gemm_rows& to, int64_t row, int in, const uint16_t* suh, const Read& read,
+                              uint32_t (&largest)[most_row_threads / 32]) {
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32, units = (in / 128 + 3) / 4;
   float v[2][8], other[2][8];
   read_unit(v, warp, in, suh, read);
@@ -170,8 +171,7 @@ __device__ void transform_row(const gemm_rows& to, int64_t row, int in, const ui
     read_unit(other, unit, in, suh, read);
     top = max(top, largest_of_unit(other));
   }
-  __shared__ uint32_t shared[most_row_threads / 32];
-  const float by = scale_row(to, row, largest_of_block(top, shared));
+  const float by = scale_row(to, row, largest_of_block(top, largest));
   write_unit(to, row, v, warp, in, by);
   for (int unit = warp + warps; unit < units; unit += warps) {
     read_unit(other, unit, in, suh, read);

@@ -40,35 +40,32 @@ template <int SumRows> __device__ __forceinline__ void transform_sums(float (&su
   for (int i = 0; i < n; i += 4) *reinterpret_cast<float4*>(from + i) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
 }
 
+// What the end of an item needs, in shared memory: nothing there waits for device memory. The arrays come as copies.
+template <int Rows> struct gemm_note {
+  alignas(16) float scale[Rows]; // of the item's rows
+  uint16_t svh[128];             // of the chunk
+  const float* bias;             // of the matrix, or nullptr
+  float* y;                      // first row of the item
+  int column, n_rows;
+};
+
 // y = Hadamard of the sums, times both scales, plus bias. Warps write whole rows. d: of the thread (wgmma.cuh), Rows
 // rows; `sums` in shared memory; meet(): a barrier of the readers.
-template <int Rows, int SumRows, class Item, class Meet>
+template <int Rows, int SumRows, class Meet>
 __device__ __forceinline__ void store_item(const float (&d)[Rows / 2], float (&sums)[SumRows][gemm_row_floats], int out,
-                                           int64_t y_stride, const Item& item, const Meet& meet) {
+                                           int64_t y_stride, const gemm_note<Rows>& item, const Meet& meet) {
   constexpr int warp_rows = SumRows / 8, parts = (Rows + SumRows - 1) / SumRows;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = item.column + 4 * lane;
-  float svh[4], bias[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    svh[i] = f16_bits(item.svh[4 * lane + i]) * inverse_root_128;
-    bias[i] = item.bias != nullptr && column + i < out ? item.bias[column + i] : 0.0F;
-  }
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = item.column + 4 * lane, n_rows = item.n_rows;
   const bool aligned = y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(item.y) % 16 == 0 && column + 4 <= out;
-  // Lane l holds the scales of the warp's rows l of every part.
-  float scales[parts];
 #pragma unroll
   for (int part = 0; part < parts; ++part) {
-    const int row = part * SumRows + warp * warp_rows + lane;
-    scales[part] = lane < warp_rows && row < item.n_rows ? item.scale[row] : 0.0F;
-  }
-#pragma unroll
-  for (int part = 0; part < parts; ++part) {
-    if (part * SumRows >= item.n_rows) break;
+    if (part * SumRows >= n_rows) break;
     meet(); // the sums before these are read
 #pragma unroll
     for (int j = 0; j < SumRows / 8; ++j) {
       const int eight = part * (SumRows / 8) + j;
       if (eight >= Rows / 8) break;
+      if (8 * eight >= n_rows) break;
       const float* four = d + eight * 4;
       float* to = sums[8 * j + 2 * (lane % 4)] + 16 * warp + lane / 4;
       to[0] = four[0];
@@ -77,14 +74,20 @@ __device__ __forceinline__ void store_item(const float (&d)[Rows / 2], float (&s
       to[gemm_row_floats + 8] = four[3];
     }
     meet();
-    const int first = part * SumRows + warp * warp_rows, n = min(warp_rows, item.n_rows - first);
+    const int first = part * SumRows + warp * warp_rows, n = min(warp_rows, n_rows - first);
     if (n <= 0) continue;
     transform_sums<SumRows>(sums);
     __syncwarp(); // a warp stores the rows it transformed
+    float svh[4], bias[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      svh[i] = f16_bits(item.svh[4 * lane + i]) * inverse_root_128;
+      bias[i] = item.bias != nullptr && column + i < out ? item.bias[column + i] : 0.0F;
+    }
     float* y = item.y + first * y_stride + column;
 #pragma unroll 4
     for (int i = 0; i < n; ++i, y += y_stride) {
-      const float by = __shfl_sync(0xFFFFFFFF, scales[part], i);
+      const float by = item.scale[first + i];
       const float4 sum = *reinterpret_cast<const float4*>(&sums[warp * warp_rows + i][4 * lane]);
       const float v[4] = {fmaf(sum.x * by, svh[0], bias[0]), fmaf(sum.y * by, svh[1], bias[1]),
                           fmaf(sum.z * by, svh[2], bias[2]), fmaf(sum.w * by, svh[3], bias[3])};

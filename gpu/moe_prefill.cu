@@ -16,6 +16,7 @@ namespace {
 
 constexpr int plan_threads = 1024; // one an expert at least: experts_cuda checks that
 constexpr int place_threads = 256, sum_threads = 256;
+constexpr int row_blocks = 4;          // that transform rows, of a multiprocessor: what hides their latencies
 constexpr int max_slots = 64;          // experts of a row
 constexpr int64_t most_part = 1 << 20; // rows whose pairs are sorted together
 // An expert's rows are cut into whole tiles of the largest size; the rest goes to the list of the smallest that takes
@@ -132,22 +133,38 @@ __device__ int pair_at(const prefill_args& a, int at) {
   return row < *a.s.n_rows ? a.s.pair[row] : -1;
 }
 
-// A block a row of the slab: for gate and for up, from one reading where a warp holds all it has of the row.
+// The row of the slab that a pair of this rank's experts has; negative: none.
+__device__ __forceinline__ int slab_row_of(const prefill_args& a, int64_t pair) {
+  const int e = a.m.ids[pair] - a.m.first, at = e >= 0 && e < a.m.n_experts ? a.s.place[pair] - a.slab : -1;
+  return at < a.slab_rows ? at : -1;
+}
+
+// Grid (rows of x, parts of their experts): for gate and for up of each expert that the slab has, from one reading
+// where a warp holds all it has of the row. Bound by bytes: what it writes is six times what it reads (real model, one
+// slab).
 __global__ void __launch_bounds__(most_row_threads) transform_pairs_kernel(prefill_args a) {
-  const int row = blockIdx.x, pair = pair_at(a, row), warp = static_cast<int>(threadIdx.x) / 32;
-  if (pair < 0) return;
-  const matrix_view* w = a.m.table + (a.m.ids[pair] - a.m.first) * 3;
-  const row_reader x{a.m.x + static_cast<int64_t>(pair / a.m.k) * a.m.dim, a.m.dim};
-  const int in = w[0].trellis.in;
-  if (!fits_registers(in)) {
-    transform_row(a.x[0], row, in, w[0].trellis.suh, x);
-    __syncthreads(); // the largest of all is read
-    return transform_row(a.x[1], row, in, w[1].trellis.suh, x);
-  }
   __shared__ uint32_t largest[2][most_row_threads / 32];
+  const int warp = static_cast<int>(threadIdx.x) / 32, in = a.m.table[0].trellis.in;
+  const int64_t first_pair = static_cast<int64_t>(blockIdx.x) * a.m.k;
+  const row_reader x{a.m.x + blockIdx.x * static_cast<int64_t>(a.m.dim), a.m.dim};
+  const bool held = fits_registers(in);
   float raw[2][8], v[2][8];
-  read_raw_unit(raw, warp, in, x);
-  for (int part = 0; part < 2; ++part) transform_raw(a.x[part], row, raw, v, in, w[part].trellis.suh, largest[part]);
+  bool is_read = false;
+  for (int slot = static_cast<int>(blockIdx.y); slot < a.m.k; slot += static_cast<int>(gridDim.y)) {
+    const int row = slab_row_of(a, first_pair + slot);
+    if (row < 0) continue;
+    const matrix_view* w = a.m.table + (a.m.ids[first_pair + slot] - a.m.first) * 3;
+    if (held && !is_read) {
+      read_raw_unit(raw, warp, in, x);
+      is_read = true;
+    }
+    // A barrier of the other part lies between two uses of `largest[part]`.
+    for (int part = 0; part < 2; ++part)
+      if (held)
+        transform_raw(a.x[part], row, raw, v, in, w[part].trellis.suh, largest[part]);
+      else
+        transform_row(a.x[part], row, in, w[part].trellis.suh, x, largest[part]);
+  }
 }
 
 // A block a row of the slab: the activation, ready for the down product.
@@ -158,11 +175,13 @@ __global__ void __launch_bounds__(most_row_threads) transform_hidden_kernel(pref
   const trellis_view& w = a.m.table[(a.m.ids[pair] - a.m.first) * 3 + 2].trellis;
   const row_reader gate{a.product[0] + row * a.m.width, a.m.width}, up{a.product[1] + row * a.m.width, a.m.width};
   const float weight = a.m.weights[pair], limit = a.m.limit;
-  transform_row(a.hidden, row, w.in, w.suh, [&](int k) {
+  __shared__ uint32_t largest[most_row_threads / 32];
+  const auto activation = [&](int k) {
     const float4 g = gate(k), u = up(k); // zeros behind the width stay zeros
     return make_float4(gated(g.x, u.x, weight, limit), gated(g.y, u.y, weight, limit), gated(g.z, u.z, weight, limit),
                        gated(g.w, u.w, weight, limit));
-  });
+  };
+  transform_row(a.hidden, row, w.in, w.suh, activation, largest);
 }
 
 // A block adds what the slab has of a row, ascending by sorted row, that is by expert: so the order does not depend on
@@ -173,12 +192,7 @@ template <bool Fours> __global__ void __launch_bounds__(sum_threads) sum_sorted_
   const int me = threadIdx.x;
   const int64_t row = blockIdx.x, dim = a.m.dim;
   if (me == 0) n_shared = 0;
-  if (me < a.m.k) {
-    const int64_t pair = row * a.m.k + me;
-    const int e = a.m.ids[pair] - a.m.first;
-    const int at = e >= 0 && e < a.m.n_experts ? a.s.place[pair] - a.slab : -1;
-    place[me] = at < a.slab_rows ? at : -1;
-  }
+  if (me < a.m.k) { place[me] = slab_row_of(a, row * a.m.k + me); }
   __syncthreads();
   if (me < a.m.k && place[me] >= 0) {
     int before = 0;
@@ -277,7 +291,9 @@ void run_slab(const prefill_args& a, const cuda_expert_set& set, const cuda_lane
     place_pairs_kernel<<<set.n_experts, place_threads, 0, lane.on>>>(a);
     cuda_check_launch("experts: places");
   }
-  transform_pairs_kernel<<<a.slab_rows, row_threads(set.gate.trellis.in), 0, lane.on>>>(a);
+  const int parts =
+      std::clamp(row_blocks * lane.n_multiprocessors / a.m.rows, 1, a.m.k); // few rows: more blocks of each
+  transform_pairs_kernel<<<dim3(a.m.rows, parts), row_threads(set.gate.trellis.in), 0, lane.on>>>(a);
   cuda_check_launch("experts: rows");
   multiply_experts(a, set, lane);
   const auto kernel = in_fours(a.m.dim, {a.m.y, a.outputs}) ? sum_sorted_kernel<true> : sum_sorted_kernel<false>;

@@ -27,17 +27,20 @@ template <int Rate, int Rows> struct gemm_shared {
   // The copying warp comes with a whole group where registers are passed from one group to another.
   static constexpr int threads = gemm_readers + (blocks == 1 ? 128 : 32);
   static constexpr int x_bytes = Rows * 128, w_bytes = 512 * Rate; // of a stage: 64 inputs
-  static constexpr int sum_rows = Rows < 64 ? Rows : 64;           // that are transformed together
+  static constexpr int sum_rows = Rows < 128 ? Rows : 128;         // that are transformed together
   static constexpr int sum_bytes = sum_rows * gemm_row_floats * 4;
   static constexpr int room = most_shared_bytes / blocks - (blocks - 1) * 1024;
-  static constexpr int fit = (room - sum_bytes - 1024 - 256) / (x_bytes + w_bytes);
+  static constexpr int other_bytes = sum_bytes + 2 * sizeof(gemm_note<Rows>) + 256;
+  static constexpr int fit = (room - other_bytes - 1024) / (x_bytes + w_bytes);
   static constexpr int stages = fit < 6 ? fit : 6;
-  static constexpr int bytes = 1024 + stages * (x_bytes + w_bytes) + sum_bytes + 256; // 1024: alignment
+  static constexpr int bytes = 1024 + stages * (x_bytes + w_bytes) + other_bytes; // 1024: alignment
 
   uint8_t x[stages][x_bytes]; // at a multiple of 1024
   uint8_t w[stages][w_bytes];
   float sums[sum_rows][gemm_row_floats];
+  gemm_note<Rows> notes[2]; // of an item and the next
   ring_barriers<stages> ring;
+  ring_barriers<2> note_ring;
 };
 
 // What a block does at once.
@@ -88,13 +91,30 @@ struct gemm_item {
 
 #if defined(TROUPE_WGMMA)
 
+// What the item's end needs goes ahead of its inputs.
+template <int Rate, int Rows>
+__device__ __forceinline__ void note_item(gemm_shared<Rate, Rows>& s, const gemm_item& item, ring_place<2> at) {
+  gemm_note<Rows>& note = s.notes[at.stage];
+  const uint32_t scale_bytes = (item.n_rows + 7) / 8 * 32;
+  wait(&s.note_ring.empty[at.stage], at.round ^ 1);
+  note.bias = item.bias;
+  note.y = item.y;
+  note.column = item.column;
+  note.n_rows = item.n_rows;
+  expect(&s.note_ring.full[at.stage], scale_bytes + sizeof note.svh); // the arrival shows the writes before it
+  s.note_ring.copy(at, note.scale, item.scale, scale_bytes);
+  s.note_ring.copy(at, note.svh, item.svh, sizeof note.svh);
+}
+
 // The copying warp.
 template <int Rate, int Rows> __device__ void fill_ring(gemm_shared<Rate, Rows>& s, const gemm_args& a) {
   ring_place<gemm_shared<Rate, Rows>::stages> at;
   const int n_items = gemm_item::count(a), k_steps = a.w.in / 64;
-  for (int i = static_cast<int>(blockIdx.x); i < n_items; i += static_cast<int>(gridDim.x)) {
+  ring_place<2> note_at;
+  for (int i = static_cast<int>(blockIdx.x); i < n_items; i += static_cast<int>(gridDim.x), note_at.next()) {
     const gemm_item item(a, i);
     const uint32_t x_bytes = (item.n_rows + 7) / 8 * gemm_rows::atom_bytes, w_bytes = sizeof s.w[0];
+    note_item(s, item, note_at);
     for (int k = 0; k < k_steps; ++k, at.next()) {
       s.ring.open(at, x_bytes + w_bytes);
       s.ring.copy(at, s.w[at.stage], item.words + static_cast<int64_t>(k) * (w_bytes / 4), w_bytes);
@@ -109,10 +129,15 @@ __device__ __forceinline__ void multiply_items(gemm_shared<Rate, Rows>& s, const
   const lane_windows<Rate> windows(threadIdx.x % 32);
   stage_reader<Rate, gemm_shared<Rate, Rows>> at(s, threadIdx.x / 32, windows);
   const auto meet = [] { asm volatile("bar.sync 1, %0;" ::"n"(gemm_readers) : "memory"); };
-  for (int i = static_cast<int>(blockIdx.x); i < n_items; i += static_cast<int>(gridDim.x)) {
+  ring_place<2> note_at;
+  for (int i = static_cast<int>(blockIdx.x); i < n_items; i += static_cast<int>(gridDim.x), note_at.next()) {
+    s.note_ring.wait_full(note_at);
+    const gemm_note<Rows>& note = s.notes[note_at.stage];
     float d[Rows / 2] = {};
-    multiply_any<Rate, Book, Rows>(d, at, windows, a.w.in / 64, gemm_item(a, i).n_rows);
-    store_item<Rows>(d, s.sums, a.out, a.y_stride, gemm_item(a, i), meet);
+    multiply_any<Rate, Book, Rows>(d, at, windows, a.w.in / 64, note.n_rows);
+    store_item<Rows>(d, s.sums, a.out, a.y_stride, note, meet);
+    __syncwarp(); // the other lanes have read it
+    if (threadIdx.x % 32 == 0) s.note_ring.release(note_at.stage);
   }
 }
 
@@ -125,7 +150,7 @@ __global__ void __launch_bounds__(gemm_shared<Rate, Rows>::threads, gemm_shared<
   extern __shared__ __align__(1024) uint8_t memory[];
   using shared = gemm_shared<Rate, Rows>;
   auto& s = *reinterpret_cast<shared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
-  if (threadIdx.x == 0) s.ring.begin(gemm_readers / 32);
+  if (threadIdx.x == 0) s.ring.begin(gemm_readers / 32), s.note_ring.begin(gemm_readers / 32);
   __syncthreads();
   if (threadIdx.x >= gemm_readers) {
     if constexpr (shared::threads == 384) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");

@@ -70,11 +70,16 @@ template <int Rate> struct lane_windows {
 
   // Window e from its piece: a left shift to the next byte, which may go to the multiplier's pipe, and a byte pick, so
   // that few instructions fall to the pipe that bounds the loop (exl3.md 13.5).
-  template <int E> static __device__ __forceinline__ uint32_t window(const uint32_t (&piece)[rate::n_pieces]) {
+  // Spread: every second shift goes to the other pipe by its name.
+  template <int E, bool Spread>
+  static __device__ __forceinline__ uint32_t window(const uint32_t (&piece)[rate::n_pieces]) {
     constexpr int at = rate::offset(E) - rate::piece_begin(rate::piece(E));
     static_assert(at >= 0 && at <= 16, "a window lies in its piece");
     constexpr uint32_t pick = at / 8 == 0 ? 0x4432 : at / 8 == 1 ? 0x4421 : 0x4410;
-    return __byte_perm(piece[rate::piece(E)] << (at % 8), 0, pick);
+    uint32_t moved = piece[rate::piece(E)] << (at % 8);
+    if constexpr (Spread && E % 2 == 1 && at % 8 != 0)
+      asm("shf.l.clamp.b32 %0, %1, %2, %3;" : "=r"(moved) : "r"(0), "r"(piece[rate::piece(E)]), "n"(at % 8));
+    return __byte_perm(moved, 0, pick);
   }
 
   template <int I> static __device__ __forceinline__ uint32_t later_piece(const uint32_t (&chunk)[3]) {
@@ -92,6 +97,7 @@ template <int Rate> struct lane_windows {
     load(tile, w);
     cut(w, s);
   }
+  template <bool Spread = false>
   __device__ __forceinline__ void cut(const uint32_t (&w)[n_words], uint32_t (&s)[8]) const {
     uint32_t piece[rate::n_pieces];
     piece[0] = __funnelshift_l(w[1], w[0], shift);
@@ -104,14 +110,14 @@ template <int Rate> struct lane_windows {
       if constexpr (rate::n_pieces > 1) piece[1] = later_piece<1>(chunk);
       if constexpr (rate::n_pieces > 2) piece[2] = later_piece<2>(chunk);
     }
-    s[0] = window<0>(piece);
-    s[1] = window<1>(piece);
-    s[2] = window<2>(piece);
-    s[3] = window<3>(piece);
-    s[4] = window<4>(piece);
-    s[5] = window<5>(piece);
-    s[6] = window<6>(piece);
-    s[7] = window<7>(piece);
+    s[0] = window<0, Spread>(piece);
+    s[1] = window<1, Spread>(piece);
+    s[2] = window<2, Spread>(piece);
+    s[3] = window<3, Spread>(piece);
+    s[4] = window<4, Spread>(piece);
+    s[5] = window<5, Spread>(piece);
+    s[6] = window<6, Spread>(piece);
+    s[7] = window<7, Spread>(piece);
   }
 };
 

@@ -35,6 +35,7 @@ __device__ __forceinline__ uint32_t descriptor(const void* b) { return (shared_a
 #define TROUPE_R32 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TROUPE_R48 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define TROUPE_R64 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define TROUPE_R64_8 "%64, %65, %66, %67, %68, %69, %70, %71"
 #define TROUPE_R80 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define TROUPE_TO_64 TROUPE_R0 ", " TROUPE_R16 ", " TROUPE_R32 ", " TROUPE_R48
 #define TROUPE_R96                                                                                                     \
@@ -66,6 +67,11 @@ __device__ __forceinline__ void multiply(rows<96>, float* d, const uint32_t (&a)
 __device__ __forceinline__ void multiply(rows<128>, float* d, const uint32_t (&a)[4], uint32_t b) {
   asm volatile(TROUPE_PRODUCT("128", TROUPE_TO_64, "%64, %65, %66, %67", "%68")
                : TROUPE_D32(0), TROUPE_D32(32)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
+__device__ __forceinline__ void multiply(rows<144>, float* d, const uint32_t (&a)[4], uint32_t b) {
+  asm volatile(TROUPE_PRODUCT("144", TROUPE_TO_64 ", " TROUPE_R64_8, "%72, %73, %74, %75", "%76")
+               : TROUPE_D32(0), TROUPE_D32(32), TROUPE_D4(64), TROUPE_D4(68)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 __device__ __forceinline__ void multiply(rows<160>, float* d, const uint32_t (&a)[4], uint32_t b) {
@@ -127,6 +133,7 @@ __device__ __forceinline__ void multiply_turned(float (&d)[128], uint32_t a, uin
 #undef TROUPE_R32
 #undef TROUPE_R48
 #undef TROUPE_R64
+#undef TROUPE_R64_8
 #undef TROUPE_R80
 #undef TROUPE_R96
 #undef TROUPE_TO_64
