@@ -30,13 +30,13 @@ struct row_reader {
   }
 };
 
-// The largest bits of all threads of the block, in every thread. Once a kernel for each `largest`.
-__device__ __forceinline__ uint32_t largest_of_block(uint32_t top, uint32_t (&largest)[most_row_threads / 32]) {
-  top = __reduce_max_sync(0xFFFFFFFF, top);
+// The largest of all threads of the block, in every thread. v is not negative. Once a kernel for each `largest`.
+__device__ __forceinline__ float largest_of_block(float v, uint32_t (&largest)[most_row_threads / 32]) {
+  uint32_t top = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(v));
   if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = top;
   __syncthreads();
   for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) top = max(top, largest[i]);
-  return top;
+  return __uint_as_float(top);
 }
 
 // Four 128-point transforms of a warp: lanes 8 b .. 8 b + 7 hold block b, lane l of them elements 64 i + 8 l + j in
@@ -103,31 +103,28 @@ __device__ __forceinline__ void read_unit(float (&v)[2][8], int unit, int in, co
   sign_unit(v, raw, unit, in, suh);
 }
 
-__device__ __forceinline__ uint32_t largest_of_unit(const float (&v)[2][8]) {
-  uint32_t top = 0;
+// NaN counts as nothing: it comes out of the transform by itself.
+__device__ __forceinline__ float largest_of_unit(const float (&v)[2][8]) {
+  float top = 0;
 #pragma unroll
   for (const auto& eight : v)
 #pragma unroll
-    for (const float f : eight) top = max(top, __float_as_uint(f) & 0x7FFFFFFFU);
+    for (const float f : eight) top = fmaxf(top, fabsf(f));
   return top;
 }
 
-// Whole warps: the transform of a unit times `by`. Eight lanes write 128 bytes side by side.
-__device__ __forceinline__ void write_unit(const gemm_rows& to, int64_t row, float (&v)[2][8], int unit, int in,
+// Whole warps: the transform of a unit, which `v` is, times `by`. Eight lanes write 128 bytes side by side.
+__device__ __forceinline__ void write_unit(const gemm_rows& to, int64_t row, const float (&v)[2][8], int unit, int in,
                                            float by) {
   const int lane = threadIdx.x % 32, block = unit * 4 + lane / 8, r = static_cast<int>(row % 8);
-#pragma unroll
-  for (auto& eight : v)
-#pragma unroll
-    for (float& f : eight) f *= by;
-  four_hadamards(v, lane);
   if (block >= in / 128) return;
+  by *= inverse_root_128;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     uint32_t pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const __half2 two = __floats2half2_rn(v[i][2 * j] * inverse_root_128, v[i][2 * j + 1] * inverse_root_128);
+      const __half2 two = __floats2half2_rn(v[i][2 * j] * by, v[i][2 * j + 1] * by);
       pairs[j] = *reinterpret_cast<const uint32_t*>(&two);
     }
     uint8_t* atom = to.at + ((block * 2 + i) * to.groups + row / 8) * gemm_rows::atom_bytes;
@@ -138,8 +135,7 @@ __device__ __forceinline__ void write_unit(const gemm_rows& to, int64_t row, flo
 
 // What a row is multiplied with: the largest element goes to 2^11, so that no sum of 128 of them, over sqrt(128),
 // reaches the end of f16; what is 2^-25 of it still has all bits. Thread 0 notes the inverse.
-__device__ __forceinline__ float scale_row(const gemm_rows& to, int64_t row, uint32_t top) {
-  const float largest = __uint_as_float(top);
+__device__ __forceinline__ float scale_row(const gemm_rows& to, int64_t row, float largest) {
   const int exponent = largest > 0 && largest < INFINITY ? min(11 - ilogbf(largest), 126) : 0;
   if (threadIdx.x == 0) to.scale[row] = __int_as_float((127 - exponent) << 23);
   return __int_as_float((exponent + 127) << 23);
@@ -151,7 +147,9 @@ __device__ __forceinline__ void transform_raw(const gemm_rows& to, int64_t row, 
                                               uint32_t (&largest)[most_row_threads / 32]) {
   const int warp = threadIdx.x / 32;
   sign_unit(v, raw, warp, in, suh);
-  write_unit(to, row, v, warp, in, scale_row(to, row, largest_of_block(largest_of_unit(v), largest)));
+  const float top = largest_of_unit(v);
+  four_hadamards(v, threadIdx.x % 32); // ahead of the barrier: what it is multiplied with is a power of two
+  write_unit(to, row, v, warp, in, scale_row(to, row, largest_of_block(top, largest)));
 }
 __host__ __device__ constexpr bool fits_registers(int in) { // one unit a warp
   return (in / 128 + 3) / 4 <= most_row_threads / 32;
@@ -166,15 +164,17 @@ __device__ void transform_row(const gemm_rows& to, int64_t row, int in, const ui
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32, units = (in / 128 + 3) / 4;
   float v[2][8], other[2][8];
   read_unit(v, warp, in, suh, read);
-  uint32_t top = largest_of_unit(v);
+  float top = largest_of_unit(v);
   for (int unit = warp + warps; unit < units; unit += warps) {
     read_unit(other, unit, in, suh, read);
-    top = max(top, largest_of_unit(other));
+    top = fmaxf(top, largest_of_unit(other));
   }
+  four_hadamards(v, threadIdx.x % 32);
   const float by = scale_row(to, row, largest_of_block(top, largest));
   write_unit(to, row, v, warp, in, by);
   for (int unit = warp + warps; unit < units; unit += warps) {
     read_unit(other, unit, in, suh, read);
+    four_hadamards(other, threadIdx.x % 32);
     write_unit(to, row, other, unit, in, by);
   }
 }

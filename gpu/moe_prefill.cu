@@ -41,6 +41,7 @@ struct prefill_args {
   sorted_rows s;
   int32_t most_rows = 0;           // sorted rows there can be
   int32_t slab = 0, slab_rows = 0; // first sorted row of the slab, a multiple of eight, and its size
+  int32_t hidden_in = 0;           // stored width of the down matrices
   gemm_rows x[2], hidden;          // of the slab; hidden takes the place of x
   float* product[2] = {};          // (slab rows, width)
   float* outputs = nullptr;        // (slab rows, dim), takes the place of x and the products behind `hidden`
@@ -167,21 +168,36 @@ __global__ void __launch_bounds__(most_row_threads) transform_pairs_kernel(prefi
   }
 }
 
-// A block a row of the slab: the activation, ready for the down product.
+// A block a row of the slab: the activation, ready for the down product. What it reads of the products is on its way
+// before the pair is known, where a warp holds all it has of the row.
 __global__ void __launch_bounds__(most_row_threads) transform_hidden_kernel(prefill_args a) {
+  __shared__ uint32_t largest[most_row_threads / 32];
   const int64_t row = blockIdx.x;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const row_reader gate{a.product[0] + row * a.m.width, a.m.width}, up{a.product[1] + row * a.m.width, a.m.width};
+  const bool held = fits_registers(a.hidden_in);
+  float g[2][8], u[2][8];
+  if (held) {
+    read_raw_unit(g, warp, a.hidden_in, gate);
+    read_raw_unit(u, warp, a.hidden_in, up);
+  }
   const int pair = pair_at(a, static_cast<int>(row));
   if (pair < 0) return;
-  const trellis_view& w = a.m.table[(a.m.ids[pair] - a.m.first) * 3 + 2].trellis;
-  const row_reader gate{a.product[0] + row * a.m.width, a.m.width}, up{a.product[1] + row * a.m.width, a.m.width};
-  const float weight = a.m.weights[pair], limit = a.m.limit;
-  __shared__ uint32_t largest[most_row_threads / 32];
-  const auto activation = [&](int k) {
-    const float4 g = gate(k), u = up(k); // zeros behind the width stay zeros
-    return make_float4(gated(g.x, u.x, weight, limit), gated(g.y, u.y, weight, limit), gated(g.z, u.z, weight, limit),
-                       gated(g.w, u.w, weight, limit));
-  };
-  transform_row(a.hidden, row, w.in, w.suh, activation, largest);
+  const uint16_t* suh = a.m.table[(a.m.ids[pair] - a.m.first) * 3 + 2].trellis.suh;
+  const float weight = a.m.weights[pair], limit = a.m.limit; // zeros behind the width stay zeros
+  if (!held) {
+    const auto activation = [&](int k) {
+      const float4 x = gate(k), y = up(k);
+      return make_float4(gated(x.x, y.x, weight, limit), gated(x.y, y.y, weight, limit), gated(x.z, y.z, weight, limit),
+                         gated(x.w, y.w, weight, limit));
+    };
+    return transform_row(a.hidden, row, a.hidden_in, suh, activation, largest);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) g[i][j] = gated(g[i][j], u[i][j], weight, limit);
+  transform_raw(a.hidden, row, g, u, a.hidden_in, suh, largest);
 }
 
 // A block adds what the slab has of a row, ascending by sorted row, that is by expert: so the order does not depend on
@@ -314,6 +330,7 @@ void prefill_experts_cuda(tensor y, tensor x, const cuda_expert_set& set, tensor
   a.m.n_experts = set.n_experts;
   a.m.limit = limit;
   a.m.table = set.table;
+  a.hidden_in = set.down.trellis.in;
   TROUPE_CHECK(a.m.k <= max_slots, "a row chooses at most 64 experts");
   // Lists of pairs for all rows at once, unless they leave the scratch no slab worth its launches.
   const auto take_rows = [&](int64_t rows) {
