@@ -6,6 +6,8 @@
 #include "gpu/trellis_block.cuh"
 #include "gpu/wgmma.cuh"
 
+#include <utility>
+
 namespace troupe {
 
 #if defined(TROUPE_WGMMA)
@@ -110,18 +112,28 @@ __device__ __forceinline__ void multiply_item(float* d, Reader& at, const lane_w
   at.release_last();
 }
 
-// With as few columns of products as the item has rows for.
+// With as few columns of products as the item has rows for, of N and More; the least first.
+template <int Rate, stored_matrix::codebook Book, class Reader, int N, int... More>
+__device__ __forceinline__ void multiply_least(float* d, Reader& at, const lane_windows<Rate>& windows, int k_steps,
+                                               int n_rows, std::integer_sequence<int, N, More...>) {
+  if constexpr (sizeof...(More) > 0)
+    if (n_rows > N)
+      return multiply_least<Rate, Book>(d, at, windows, k_steps, n_rows, std::integer_sequence<int, More...>());
+  multiply_item<Rate, Book, N>(d, at, windows, k_steps);
+}
+
 template <int Rate, stored_matrix::codebook Book, int Rows, class Reader>
 __device__ __forceinline__ void multiply_any(float* d, Reader& at, const lane_windows<Rate>& windows, int k_steps,
                                              int n_rows) {
-  if constexpr (Rows == 256) {
-    if (n_rows <= 96) return multiply_item<Rate, Book, 96>(d, at, windows, k_steps);
-    if (n_rows <= 128) return multiply_item<Rate, Book, 128>(d, at, windows, k_steps);
-    if (n_rows <= 144) return multiply_item<Rate, Book, 144>(d, at, windows, k_steps);
-    if (n_rows <= 160) return multiply_item<Rate, Book, 160>(d, at, windows, k_steps);
-    if (n_rows <= 192) return multiply_item<Rate, Book, 192>(d, at, windows, k_steps);
-  }
-  multiply_item<Rate, Book, Rows>(d, at, windows, k_steps);
+  constexpr bool of_experts =
+      Rate == 4 || Rate == 6; // their segments have any number of rows; with 152 too, registers do not last
+  if constexpr (Rows < 256)
+    multiply_item<Rate, Book, Rows>(d, at, windows, k_steps);
+  else if constexpr (of_experts)
+    multiply_least<Rate, Book>(d, at, windows, k_steps, n_rows,
+                               std::integer_sequence<int, 96, 112, 120, 128, 136, 144, 160, 192, 256>());
+  else
+    multiply_least<Rate, Book>(d, at, windows, k_steps, n_rows, std::integer_sequence<int, 96, 128, 160, 192, 256>());
 }
 
 #endif

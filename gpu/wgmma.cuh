@@ -35,7 +35,10 @@ __device__ __forceinline__ uint32_t descriptor(const void* b) { return (shared_a
 #define TROUPE_R32 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TROUPE_R48 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define TROUPE_R64 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define TROUPE_R64_8 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define TROUPE_R48_8 "%48, %49, %50, %51, %52, %53, %54, %55"
+#define TROUPE_R56_4 "%56, %57, %58, %59"
+#define TROUPE_R64_4 "%64, %65, %66, %67"
+#define TROUPE_R68_4 "%68, %69, %70, %71"
 #define TROUPE_R80 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define TROUPE_TO_64 TROUPE_R0 ", " TROUPE_R16 ", " TROUPE_R32 ", " TROUPE_R48
 #define TROUPE_R96                                                                                                     \
@@ -65,13 +68,30 @@ __device__ __forceinline__ void multiply(rows<96>, float* d, const uint32_t (&a)
                : TROUPE_D32(0), TROUPE_D16(32)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
+__device__ __forceinline__ void multiply(rows<112>, float* d, const uint32_t (&a)[4], uint32_t b) {
+  asm volatile(
+      TROUPE_PRODUCT("112", TROUPE_R0 ", " TROUPE_R16 ", " TROUPE_R32 ", " TROUPE_R48_8, "%56, %57, %58, %59", "%60")
+      : TROUPE_D32(0), TROUPE_D16(32), TROUPE_D4(48), TROUPE_D4(52)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
+__device__ __forceinline__ void multiply(rows<120>, float* d, const uint32_t (&a)[4], uint32_t b) {
+  asm volatile(TROUPE_PRODUCT("120", TROUPE_R0 ", " TROUPE_R16 ", " TROUPE_R32 ", " TROUPE_R48_8 ", " TROUPE_R56_4,
+                              "%60, %61, %62, %63", "%64")
+               : TROUPE_D32(0), TROUPE_D16(32), TROUPE_D4(48), TROUPE_D4(52), TROUPE_D4(56)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
 __device__ __forceinline__ void multiply(rows<128>, float* d, const uint32_t (&a)[4], uint32_t b) {
   asm volatile(TROUPE_PRODUCT("128", TROUPE_TO_64, "%64, %65, %66, %67", "%68")
                : TROUPE_D32(0), TROUPE_D32(32)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
+__device__ __forceinline__ void multiply(rows<136>, float* d, const uint32_t (&a)[4], uint32_t b) {
+  asm volatile(TROUPE_PRODUCT("136", TROUPE_TO_64 ", " TROUPE_R64_4, "%68, %69, %70, %71", "%72")
+               : TROUPE_D32(0), TROUPE_D32(32), TROUPE_D4(64)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
 __device__ __forceinline__ void multiply(rows<144>, float* d, const uint32_t (&a)[4], uint32_t b) {
-  asm volatile(TROUPE_PRODUCT("144", TROUPE_TO_64 ", " TROUPE_R64_8, "%72, %73, %74, %75", "%76")
+  asm volatile(TROUPE_PRODUCT("144", TROUPE_TO_64 ", " TROUPE_R64_4 ", " TROUPE_R68_4, "%72, %73, %74, %75", "%76")
                : TROUPE_D32(0), TROUPE_D32(32), TROUPE_D4(64), TROUPE_D4(68)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
@@ -143,7 +163,10 @@ __device__ __forceinline__ void multiply_turned(float (&d)[128], uint32_t a, uin
 #undef TROUPE_R32
 #undef TROUPE_R48
 #undef TROUPE_R64
-#undef TROUPE_R64_8
+#undef TROUPE_R48_8
+#undef TROUPE_R56_4
+#undef TROUPE_R64_4
+#undef TROUPE_R68_4
 #undef TROUPE_R80
 #undef TROUPE_R96
 #undef TROUPE_TO_64
