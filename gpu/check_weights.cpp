@@ -4,6 +4,10 @@
 #include "gpu/formats.h"
 #include "gpu/self_check.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 namespace troupe {
 
 float known_float(std::mt19937& random, float spread) {
@@ -14,6 +18,24 @@ std::vector<float> known_floats(std::mt19937& random, int64_t n, float spread) {
   std::vector<float> v(static_cast<size_t>(n));
   for (float& x : v) x = known_float(random, spread);
   return v;
+}
+
+double error_of(const std::vector<float>& a, const std::vector<float>& b, bool rms) {
+  double worst = 0, largest = 0, difference = 0, total = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
+    const double d = std::fabs(static_cast<double>(a[i]) - b[i]);
+    if (!std::isfinite(d)) return std::numeric_limits<double>::infinity();
+    worst = std::max(worst, d);
+    difference += d * d;
+  }
+  for (const float x : b) {
+    if (!std::isfinite(x)) continue;
+    largest = std::max(largest, static_cast<double>(std::fabs(x)));
+    total += static_cast<double>(x) * x;
+  }
+  if (worst == 0) return 0;
+  return rms ? std::sqrt(difference / total) : worst / largest;
 }
 
 known_matrix::known_matrix(const weight_variant& v, int64_t in, int64_t out, int32_t rate, std::mt19937& random) {

@@ -1,4 +1,5 @@
-// Known stored weights of every format, made from a random generator of a fixed seed, for the self-check.
+// Known stored weights of every format, made from a random generator of a fixed seed, for the self-check; and how far
+// results are apart.
 #pragma once
 
 #include "gpu/backend.h"
@@ -12,6 +13,9 @@ struct weight_variant;
 
 float known_float(std::mt19937&, float spread); // uniform, within two spreads
 std::vector<float> known_floats(std::mt19937&, int64_t n, float spread);
+
+// max |a - b| / max |b|; with `rms` the root of the sums of squares instead. Infinity where one is not a number.
+double error_of(const std::vector<float>& a, const std::vector<float>& b, bool rms);
 
 // A stored linear of a variant's format and the memory its tensors lie in. EXL3 widths are multiples of 128, others of
 // 32. May be moved, not copied.

@@ -8,6 +8,7 @@
 #include "gpu/cuda_owned.cuh"
 #include "gpu/cuda_parking.h"
 #include "gpu/host_copies.h"
+#include "gpu/mix_rows.h"
 #include "gpu/moe_cuda.h"
 #include "gpu/plain_gemm.h"
 #include "gpu/row_sampler.h"
@@ -141,14 +142,13 @@ public:
 
   void mix(const mix_args& a) override {
     const matrix_view& fn = view_of(*a.fn);
-    each_slab(a.h.rows(), fn, [&](int64_t first, int64_t n, tensor z, const cuda_lane& rest) {
+    each_run(a.h.rows(), has_classes(fn) || mix_rows_serve(fn), [&](int64_t first, int64_t n, const cuda_lane& on) {
       mix_args part = a;
       part.pre = a.pre.slice(first, n);
       part.post = a.post.slice(first, n);
       part.comb = a.comb.slice(first, n);
       part.h = a.h.slice(first, n);
-      linear_cuda(z, part.h, fn, n, fn.in, fn.out, rest);
-      mix_coefficients_cuda(part, z, rest);
+      mix_cuda(part, fn, on);
     });
   }
   void fold(tensor x, tensor h, tensor pre) override { fold_cuda(x, h, pre, lane()); }

@@ -11,6 +11,8 @@
 
 namespace troupe {
 
+struct matrix_view; // cuda_matrix.h
+
 // rows.cu: tables and rows.
 void embed_cuda(tensor y, tensor table, int64_t first_id, tensor ids, const cuda_lane&); // table f32, bf16 or f16
 void copy_rows_cuda(tensor y, tensor y_rows, tensor x, tensor x_rows, const cuda_lane&); // rows of any type
@@ -29,7 +31,7 @@ void receive_cuda(std::span<const tensor> to, const mailbox& from, const cuda_la
 
 // norm.cu, mix.cu, formats.cu
 void rms_norm_cuda(tensor y, tensor x, tensor weight, float eps, const cuda_lane&);
-void mix_coefficients_cuda(const mix_args&, tensor z, const cuda_lane&); // z (R, (2 + M) M) = fn v, not yet normed
+void mix_cuda(const mix_args&, const matrix_view& fn, const cuda_lane&); // rows of the class of the lane
 void fold_cuda(tensor x, tensor h, tensor pre, const cuda_lane&);
 void fold_norm_cuda(tensor x, tensor h, tensor pre, tensor weight, float eps, const cuda_lane&);
 void expand_cuda(tensor h, tensor y, tensor also, tensor post, tensor comb, const cuda_lane&); // also: or empty

@@ -5,6 +5,8 @@
 #include "gpu/cuda_ops.h"
 #include "gpu/device_math.cuh"
 #include "gpu/early_launch.cuh"
+#include "gpu/mix_coefficients.cuh"
+#include "gpu/mix_rows.h"
 #include "gpu/row_grid.cuh"
 
 namespace troupe {
@@ -12,72 +14,8 @@ namespace {
 
 constexpr int64_t max_copies = 8;
 
-struct mix_pointers {
-  float *pre, *post, *comb;
-  const float *h, *z, *scale, *base;
-  int64_t width; // M D
-  int m, iterations;
-  float eps, hc_eps;
-};
-
-// Element `f` of a small matrix that the lanes of a warp hold, lane l elements l and l + 32.
-template <int Held> __device__ float element_of(const float (&c)[Held], int f) {
-  const float low = __shfl_sync(device::all_lanes, c[0], f % 32);
-  if constexpr (Held == 1) return low;
-  const float high = __shfl_sync(device::all_lanes, c[Held - 1], f % 32);
-  return f < 32 ? low : high;
-}
-
-// Divides each element by eps plus the sum over first[i], first[i] + step, ..: m of them, ascending, as the twin adds.
-template <int M, int Held>
-__device__ void normalise(float (&c)[Held], const int (&first)[Held], int step, int m, float eps) {
-  float sum[Held];
-#pragma unroll
-  for (int i = 0; i < Held; ++i) {
-    sum[i] = 0;
-#pragma unroll
-    for (int k = 0; k < (M > 0 ? M : m); ++k) sum[i] += element_of(c, first[i] + k * step);
-  }
-#pragma unroll
-  for (int i = 0; i < Held; ++i) c[i] /= sum[i] + eps;
-}
-
-// One warp makes the comb of one row: Sinkhorn on (m, m), a lane an element (two with M = 6 and more). A chain of 2 *
-// iterations sums and divisions, so bound by latency: about 90 cycles each. Lanes past the matrix repeat element 0.
-template <int M, int Held> __device__ void make_comb(const mix_pointers& a, const float* z, float by, float* comb) {
-  const int m = M > 0 ? M : a.m, lane = static_cast<int>(threadIdx.x) % 32;
-  float c[Held];
-  int row[Held], column[Held];
-#pragma unroll
-  for (int i = 0; i < Held; ++i) {
-    const int e = lane + 32 * i < m * m ? lane + 32 * i : 0;
-    row[i] = e / m * m;
-    column[i] = e % m;
-    c[i] = z[2 * m + e] * by * a.scale[2] + a.base[2 * m + e];
-  }
-  float top[Held];
-#pragma unroll
-  for (int i = 0; i < Held; ++i) {
-    top[i] = element_of(c, row[i]);
-    for (int k = 1; k < m; ++k) top[i] = fmaxf(top[i], element_of(c, row[i] + k));
-  }
-#pragma unroll
-  for (int i = 0; i < Held; ++i) c[i] = device::exp_f32(c[i] - top[i]);
-  normalise<M>(c, row, 1, m, 0.0F);
-#pragma unroll
-  for (int i = 0; i < Held; ++i) c[i] += a.hc_eps;
-  normalise<M>(c, column, m, m, a.hc_eps);
-  for (int n = 1; n < a.iterations; ++n) {
-    normalise<M>(c, row, 1, m, a.hc_eps);
-    normalise<M>(c, column, m, m, a.hc_eps);
-  }
-#pragma unroll
-  for (int i = 0; i < Held; ++i)
-    if (lane + 32 * i < m * m) comb[lane + 32 * i] = c[i];
-}
-
-// A block owns a row. Prefill is bound by the bytes of h, read once (80 KB a row at M D = 20480; four blocks of 512 a
-// multiprocessor hide the Sinkhorn steps of each other), decode by the latency of those steps.
+// A block owns a row. Many rows are bound by the bytes of h, read once (80 KB a row at M D = 20480; four blocks of 512
+// a multiprocessor hide the Sinkhorn steps of each other), decode by the latency of those steps.
 template <int M, int Held, bool Fours> __global__ void __launch_bounds__(512, 4) mix_kernel(mix_pointers a) {
   begin_in_turn();
   __shared__ float shared[1][device::max_warps];
@@ -92,13 +30,7 @@ template <int M, int Held, bool Fours> __global__ void __launch_bounds__(512, 4)
   const int m = M > 0 ? M : a.m, warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const float* z = a.z + r * (2 + m) * m;
   if (warp == 0) make_comb<M, Held>(a, z, by, a.comb + r * m * m);
-  if (warp != 1 || lane >= 2 * m) return;
-  const int part = lane < m ? 0 : 1;
-  const float gate = device::sigmoid_f32(z[lane] * by * a.scale[part] + a.base[lane]);
-  if (part == 0)
-    a.pre[r * m + lane] = gate + a.hc_eps;
-  else
-    a.post[r * m + lane - m] = 2.0F * gate;
+  if (warp == 1 && lane < 2 * m) make_gate(a, z, by, r, m, lane);
 }
 
 // Below: a thread owns four elements of all copies of a row, and all of it is bound by bytes. Max: the copies that
@@ -222,19 +154,29 @@ template <bool Fours> void launch_mix(const mix_pointers& a, int64_t n_rows, con
 
 } // namespace
 
-void mix_coefficients_cuda(const mix_args& a, tensor z, const cuda_lane& lane) {
+void mix_cuda(const mix_args& a, const matrix_view& fn, const cuda_lane& lane) {
   const int64_t n_rows = a.h.rows();
   if (n_rows == 0) return;
-  const int64_t m = a.h.shape[1], width = a.h.row_elements();
-  TROUPE_CHECK(m <= max_copies && z.n_elements() == n_rows * (2 + m) * m && a.pre.n_elements() == n_rows * m &&
+  const int64_t m = a.h.shape[1], width = a.h.row_elements(), n_outs = (2 + m) * m;
+  TROUPE_CHECK(m <= max_copies && fn.out == n_outs && fn.in == width && a.pre.n_elements() == n_rows * m &&
                    a.post.n_elements() == n_rows * m && a.comb.n_elements() == n_rows * m * m,
                "mix has (2 + M) M outputs over M D");
-  const mix_pointers p{a.pre.f32(),  a.post.f32(), a.comb.f32(),        a.h.f32(),    z.f32(), a.scale.f32(),
-                       a.base.f32(), width,        static_cast<int>(m), a.iterations, a.eps,   a.hc_eps};
-  if (in_fours(width, {a.h.data}))
-    launch_mix<true>(p, n_rows, lane);
-  else
-    launch_mix<false>(p, n_rows, lane);
+  mix_pointers p{a.pre.f32(),  a.post.f32(), a.comb.f32(),        a.h.f32(),    nullptr, a.scale.f32(),
+                 a.base.f32(), width,        static_cast<int>(m), a.iterations, a.eps,   a.hc_eps};
+  if (lane.rows == row_class::prefill && mix_rows_serve(fn)) return mix_rows_cuda(p, fn, n_rows, lane);
+  const int64_t row_bytes = n_outs * 4, slab = lane.scratch_bytes / 4 / row_bytes;
+  TROUPE_CHECK(slab > 0, "the scratch of a lane holds the product of a row");
+  for (int64_t first = 0; first < n_rows; first += slab) {
+    const int64_t n = std::min(slab, n_rows - first), used = (n * row_bytes + 255) / 256 * 256;
+    const tensor z(lane.scratch, dtype::f32, {n, n_outs});
+    cuda_lane rest = lane;
+    rest.scratch += used;
+    rest.scratch_bytes -= used;
+    linear_cuda(z, a.h.slice(first, n), fn, n, fn.in, fn.out, rest);
+    p.z = z.f32();
+    in_fours(width, {p.h}) ? launch_mix<true>(p, n, rest) : launch_mix<false>(p, n, rest);
+    p.pre += n * m, p.post += n * m, p.comb += n * m * m, p.h += n * width;
+  }
 }
 
 void fold_cuda(tensor x, tensor h, tensor pre, const cuda_lane& lane) {

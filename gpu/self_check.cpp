@@ -23,25 +23,6 @@ struct twin_tensor {
   tensor of(bool on_host) const { return on_host ? host : device; }
 };
 
-// max |a - b| / max |b|; with `rms` the root of the sums of squares instead. Infinity where one is not a number.
-double error_of(const std::vector<float>& a, const std::vector<float>& b, bool rms) {
-  double worst = 0, largest = 0, difference = 0, total = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
-    const double d = std::fabs(static_cast<double>(a[i]) - b[i]);
-    if (!std::isfinite(d)) return std::numeric_limits<double>::infinity();
-    worst = std::max(worst, d);
-    difference += d * d;
-  }
-  for (const float x : b) {
-    if (!std::isfinite(x)) continue;
-    largest = std::max(largest, static_cast<double>(std::fabs(x)));
-    total += static_cast<double>(x) * x;
-  }
-  if (worst == 0) return 0;
-  return rms ? std::sqrt(difference / total) : worst / largest;
-}
-
 class checker {
 public:
   checker(backend& device, const park_form& park)
@@ -237,22 +218,26 @@ void checker::selection() {
 
 void checker::streams() {
   stored_matrix fn;
-  auto values = known_floats(random_, 24 * 4 * 40, 0.1F);
-  fn.name = "self-check fn", fn.out = 24, fn.in = 160, fn.weight = tensor(values.data(), dtype::f32, {24, 160});
+  auto values = known_floats(random_, 24 * 4 * 96, 0.1F);
+  fn.name = "self-check fn", fn.out = 24, fn.in = 384, fn.weight = tensor(values.data(), dtype::f32, {24, 384});
   const auto on_host = host_->load(fn), on_device = device_.load(fn);
-  const auto h = floats({5, 4, 40}, 3), y = floats({5, 40}), scale = floats({3}), base = floats({24});
-  const auto pre = output({5, 4}), post = output({5, 4}), comb = output({5, 4, 4});
-  const auto folded = output({5, 40}), mean = output({5, 40}), spread = output({5, 4, 40});
-  run([&](backend& b, bool host) {
-    mix_args m;
-    m.pre = pre.of(host), m.post = post.of(host), m.comb = comb.of(host), m.h = h.of(host);
-    m.fn = host ? on_host.get() : on_device.get(), m.scale = scale.of(host), m.base = base.of(host);
-    b.mix(m);
-  });
-  near("mix", comb, 2e-5);
-  near("mix pre", pre, 1e-5);
-  near("mix post", post, 1e-5);
-  const auto p = floats({5, 4}), c = floats({5, 4, 4}), norm = floats({40}), normed = output({5, 40});
+  const auto h = floats({5, 4, 96}, 3), y = floats({5, 96}), scale = floats({3}), base = floats({24});
+  const auto folded = output({5, 96}), mean = output({5, 96}), spread = output({5, 4, 96});
+  for (const bool prompts : {false, true}) { // prompts have a kernel of their own
+    const auto pre = output({5, 4}), post = output({5, 4}), comb = output({5, 4, 4});
+    device_.set_row_classes(prompts ? std::span<const row_run>(all_prefill) : std::span<const row_run>());
+    run([&](backend& b, bool host) {
+      mix_args m;
+      m.pre = pre.of(host), m.post = post.of(host), m.comb = comb.of(host), m.h = h.of(host);
+      m.fn = host ? on_host.get() : on_device.get(), m.scale = scale.of(host), m.base = base.of(host);
+      b.mix(m);
+    });
+    near(prompts ? "mix, prompts" : "mix", comb, 2e-5);
+    near(prompts ? "mix pre, prompts" : "mix pre", pre, 1e-5);
+    near(prompts ? "mix post, prompts" : "mix post", post, 1e-5);
+  }
+  device_.set_row_classes({});
+  const auto p = floats({5, 4}), c = floats({5, 4, 4}), norm = floats({96}), normed = output({5, 96});
   run([&](backend& b, bool host) {
     b.fold(folded.of(host), h.of(host), p.of(host));
     b.fold_norm(normed.of(host), h.of(host), p.of(host), norm.of(host), 1e-6F);
@@ -265,10 +250,10 @@ void checker::streams() {
   equal("mean_copies", mean);
   equal("spread", spread);
   equal("expand", h);
-  const auto also = floats({5, 40});
+  const auto also = floats({5, 96});
   run([&](backend& b, bool host) { b.expand_sum(h.of(host), y.of(host), also.of(host), p.of(host), c.of(host)); });
   equal("expand_sum", h);
-  const auto kv = floats({5, 5, 40}), qw = floats({4, 40}), kw = floats({4, 40}), dead = ints({5}, {0, 1, 0, 0, 0});
+  const auto kv = floats({5, 5, 96}), qw = floats({4, 96}), kw = floats({4, 96}), dead = ints({5}, {0, 1, 0, 0, 0});
   const auto gates = output({5, 4});
   run([&](backend& b, bool host) {
     b.engram_gate(h.of(host), kv.of(host), qw.of(host), kw.of(host), dead.of(host), gates.of(host), 1e-6F);

@@ -52,7 +52,7 @@ TEST_CASE("cuda row classes: linears of one and of several matrices") {
     compare(t, samples[i].m.name.c_str(), one, [&] { t.device->linear(one.device, in, *made[i]); });
 }
 
-TEST_CASE("cuda row classes: experts, a gated product, a packed gate and packed mixing coefficients") {
+TEST_CASE("cuda row classes: experts, a gated product, a packed gate and mixing coefficients") {
   twins t;
   std::vector<stored_sample> parts;
   parts.reserve(12);
@@ -80,13 +80,17 @@ TEST_CASE("cuda row classes: experts, a gated product, a packed gate and packed 
 
   stored_sample fn = trellis_sample(stored_matrix::codebook::mul1, 6, 256, 128, 77);
   fn.m.out = 24;
-  const auto coefficients = t.device->load(fn.m);
+  stored_sample floats = std::move(plain_samples(24, 256)[0]);
+  REQUIRE(floats.m.weight.type == dtype::f32);
   const twin_tensor h = t.floats({n_rows, 4, 64}, 4), scale = t.floats({3}, 5), base = t.floats({24}, 6),
                     pre = t.output({n_rows, 4}), post = t.output({n_rows, 4}), comb = t.output({n_rows, 16});
-  compare(t, "mix", pre, [&] {
-    mix_args a;
-    a.pre = pre.device, a.post = post.device, a.comb = comb.device.reshape({n_rows, 4, 4}), a.h = h.device;
-    a.fn = coefficients.get(), a.scale = scale.device, a.base = base.device;
-    t.device->mix(a);
-  });
+  for (const stored_sample* s : {&fn, &floats}) {
+    const auto coefficients = t.device->load(s->m);
+    compare(t, "mix", pre, [&] {
+      mix_args a;
+      a.pre = pre.device, a.post = post.device, a.comb = comb.device.reshape({n_rows, 4, 4}), a.h = h.device;
+      a.fn = coefficients.get(), a.scale = scale.device, a.base = base.device;
+      t.device->mix(a);
+    });
+  }
 }
