@@ -2,7 +2,7 @@
 #include "gpu/plain_gemm.h"
 
 #include "gpu/cuda_check.cuh"
-#include "gpu/mma.cuh"
+#include "gpu/plain_product.cuh"
 #include "gpu/plain_weights.cuh"
 
 #include <algorithm>
@@ -10,8 +10,7 @@
 namespace troupe {
 namespace {
 
-constexpr int slice_inputs = 512, depth = 32;        // inputs of a slice, and of what is in shared memory at once
-constexpr int n_parts = 3;                           // bf16 of a float
+constexpr int depth = 32;                            // inputs in shared memory at once
 constexpr int words = depth / 2, stride = words + 4; // of a row in shared memory: 4 modulo 8, see mma.cuh
 constexpr int row_quads = depth / 4;
 constexpr int threads = 256, warps = threads / 32;
@@ -25,26 +24,6 @@ template <int RowWarps, int RowTiles, int OutTiles, int Blocks> struct gemm_shap
 };
 using many_rows = gemm_shape<4, 2, 4, 2>; // 128 x 64
 using few_rows = gemm_shape<1, 1, 1, 4>;  // 16 x 64
-
-struct plain_product {
-  plain_view m;
-  const float* bias;
-  const float* x;
-  float* y;
-  int64_t rows, x_stride, y_stride;
-  int in, out;
-  int block_slices;     // slices of a block, of which blockIdx.z counts
-  int64_t slice_stride; // from the sums of one blockIdx.z to the next
-};
-
-// A float as the sum of three bf16, for two neighbours at once: 24 bits, so nothing is lost.
-__device__ __forceinline__ void split_three(float a, float b, uint32_t (&part)[n_parts]) {
-#pragma unroll
-  for (int i = 0; i < n_parts; ++i) {
-    part[i] = device::bits_of(__floats2bfloat162_rn(a, b));
-    a -= __uint_as_float(part[i] << 16), b -= __uint_as_float(part[i] & 0xFFFF0000U);
-  }
-}
 
 template <bool Fours> __device__ __forceinline__ float4 read_inputs(const float* row, int k, int in) {
   if (row == nullptr || k >= in) return make_float4(0, 0, 0, 0);
@@ -184,10 +163,14 @@ template <class S> dim3 grid_of(const plain_product& p, int z) {
 
 template <plain_view::format How, bool Fours> void launch(plain_product p, const cuda_lane& lane) {
   const int n_slices = (p.in + slice_inputs - 1) / slice_inputs;
+  const bool groups = plain_groups_serve(p, lane);
   const dim3 many = grid_of<many_rows>(p, 1);
+  const int64_t n_blocks = groups ? plain_groups_blocks(p) : int64_t{many.x} * many.y;
+  const int64_t enough = groups ? lane.n_multiprocessors * 3 / 4 : lane.n_multiprocessors;
   const int64_t part_bytes = n_slices * p.rows * p.out * 4;
-  if (int64_t{many.x} * many.y >= lane.n_multiprocessors || part_bytes > lane.scratch_bytes) {
+  if (n_blocks >= enough || part_bytes > lane.scratch_bytes) {
     p.block_slices = n_slices;
+    if (groups) return plain_groups_launch(p, 1, lane);
     return plain_gemm_kernel<How, Fours, many_rows><<<many, threads, 0, lane.on>>>(p);
   }
   plain_product part = p;
@@ -196,7 +179,10 @@ template <plain_view::format How, bool Fours> void launch(plain_product p, const
   part.y = reinterpret_cast<float*>(lane.scratch);
   part.y_stride = p.out;
   part.slice_stride = p.rows * p.out;
-  plain_gemm_kernel<How, Fours, few_rows><<<grid_of<few_rows>(p, n_slices), threads, 0, lane.on>>>(part);
+  if (groups)
+    plain_groups_launch(part, n_slices, lane);
+  else
+    plain_gemm_kernel<How, Fours, few_rows><<<grid_of<few_rows>(p, n_slices), threads, 0, lane.on>>>(part);
   cuda_check_launch("plain_gemm: slices");
   sum_slices_kernel<<<static_cast<unsigned>((p.rows * p.out + 255) / 256), 256, 0, lane.on>>>(p, part.y, n_slices);
 }

@@ -13,7 +13,9 @@ inline bool plain_gemm_serves(const matrix_view& m) {
 
 // y = x W + bias, as linear_cuda. x is split into three bf16 that hold all its bits; order of sums: slices of 512
 // inputs, in a slice 16 inputs at a time, each with the three parts, in one f32 accumulator; then the slices in order.
-// The same for every row count. Within 1e-5 of the twin: tensor cores cut where f32 sums round.
+// The same for every row count. bf16 whose rows are multiples of 16 bytes is multiplied by warp groups where the device
+// has them (plain_groups.cu), other matrices and devices by warps. Within 1e-5 of the twin: tensor cores cut where f32
+// sums round.
 void plain_gemm_cuda(tensor y, tensor x, const matrix_view& m, int64_t rows, int64_t x_stride, int64_t y_stride,
                      const cuda_lane&);
 

@@ -1,5 +1,5 @@
 // Warp-group products of Hopper (sm_90a) with f32 sums: f16 with A from registers, B from shared memory (Spec: exl3.md
-// 13.6); bf16 with both from shared memory.
+// 13.6); bf16 with both from shared memory, or A from registers.
 #pragma once
 
 #include "gpu/async_copy.cuh"
@@ -41,9 +41,10 @@ __device__ __forceinline__ uint32_t descriptor(const void* b) { return (shared_a
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                       \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define TROUPE_PRODUCT(n, sums, weights, low)                                                                          \
-  "{\n.reg .b64 b;\nmov.b64 b, {" low ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" sums   \
-  "}, {" weights "}, b, 1, 1, 1, 0;\n}\n"
+#define TROUPE_PRODUCT_OF(type, n, sums, weights, low)                                                                 \
+  "{\n.reg .b64 b;\nmov.b64 b, {" low ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type   \
+  " {" sums "}, {" weights "}, b, 1, 1, 1, 0;\n}\n"
+#define TROUPE_PRODUCT(n, sums, weights, low) TROUPE_PRODUCT_OF("f16", n, sums, weights, low)
 
 // d (64 x N, N / 2 floats a thread) += a (64 x 16) b (16 x N). Of lane l of warp w: row 16 w + l / 4 in d[4 j], d[4 j +
 // 1] and the row 8 below in d[4 j + 2], d[4 j + 3], columns 8 j + 2 (l % 4) and the next. a as in mma.m16n8k16.
@@ -85,6 +86,14 @@ __device__ __forceinline__ void multiply(rows<256>, float* d, const uint32_t (&a
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 
+// d (64 x 192) += a (64 x 16) b (16 x 192), of bf16.
+__device__ __forceinline__ void multiply_bf16(float (&d)[96], const uint32_t (&a)[4], uint32_t b) {
+  asm volatile(
+      TROUPE_PRODUCT_OF("bf16", "192", TROUPE_TO_64 ", " TROUPE_R64 ", " TROUPE_R80, "%96, %97, %98, %99", "%100")
+      : TROUPE_D32(0), TROUPE_D32(32), TROUPE_D32(64)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
+
 // Both operands bf16 in shared memory. Rows of the 128-byte swizzle as above, by `descriptor`; a B whose rows are the
 // sixteen of the depth, by `turned_descriptor`: 64 columns of each, eight rows an atom, then the next eight rows; the
 // next 64 columns `step_bytes` further on; sixteen rows further on: + 128.
@@ -119,6 +128,7 @@ __device__ __forceinline__ void multiply_turned(float (&d)[128], uint32_t a, uin
 #undef TROUPE_SHARED_PRODUCT
 
 #undef TROUPE_PRODUCT
+#undef TROUPE_PRODUCT_OF
 #undef TROUPE_D4
 #undef TROUPE_D16
 #undef TROUPE_D32
