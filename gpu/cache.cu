@@ -12,18 +12,21 @@ namespace troupe {
 namespace {
 
 constexpr int64_t max_dim = 1024;
-constexpr int64_t heads_of_block = 8; // 64 heads of one decode row are eight blocks
+// 64 heads of one decode row are eight blocks, of a prompt's row one: the sines of a row are made once.
+constexpr int64_t heads_of_block = 8, heads_of_full_block = 64, fewest_full = 1024; // rows
+constexpr int held_heads = 8;                                                       // of a thread at a time
 
 // Bound by the bytes of the rotated parts, few rows by latency: positions are older than the kernel before this
-// one, so the sines of a block's first row are made before that has ended. A block owns `heads_of_block` heads of a
+// one, so the sines of a block's first row are made before that has ended. A block owns `n_heads` heads of a
 // row: its first threads make the sines and cosines, with the argument reduced in full (position times frequency
 // reaches a million), then thread (x, y) turns pairs x, x + blockDim.x, .. of heads y, y + blockDim.y, ..
 template <bool Pairs>
-__global__ void __launch_bounds__(256) rope_kernel(float* x, const int64_t* positions, const float* frequencies,
-                                                   int64_t n_rows, int64_t heads, int64_t dim, int n, bool inverse) {
+__global__ void __launch_bounds__(256)
+    rope_kernel(float* x, const int64_t* positions, const float* frequencies, int64_t n_rows, int64_t heads,
+                int64_t n_heads, int64_t dim, int n, bool inverse) {
   __shared__ float2 turn[max_dim / 2];
-  const int64_t first_head = static_cast<int64_t>(blockIdx.x) * heads_of_block;
-  const int64_t end_head = first_head + heads_of_block < heads ? first_head + heads_of_block : heads;
+  const int64_t first_head = static_cast<int64_t>(blockIdx.x) * n_heads;
+  const int64_t end_head = first_head + n_heads < heads ? first_head + n_heads : heads;
   const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   for (int64_t r = blockIdx.y; r < n_rows; r += gridDim.y) {
     const int64_t t = positions[r];
@@ -35,16 +38,27 @@ __global__ void __launch_bounds__(256) rope_kernel(float* x, const int64_t* posi
     if (r == blockIdx.y) begin_in_turn();
     if (t < 0) continue;
     __syncthreads();
-    for (int64_t head = first_head + threadIdx.y; head < end_head; head += blockDim.y)
+    const int64_t step = blockDim.y * dim;
+    for (int64_t head = first_head + threadIdx.y; head < end_head; head += held_heads * blockDim.y)
       for (int p = static_cast<int>(threadIdx.x); p < n; p += static_cast<int>(blockDim.x)) {
         float* at = x + (r * heads + head) * dim + dim - 2 * n + 2 * p;
-        const float2 v = Pairs ? *reinterpret_cast<const float2*>(at) : make_float2(at[0], at[1]);
-        const float re = v.x * turn[p].x - v.y * turn[p].y, im = v.x * turn[p].y + v.y * turn[p].x;
-        if constexpr (Pairs) {
-          *reinterpret_cast<float2*>(at) = make_float2(re, im);
-        } else {
-          at[0] = re;
-          at[1] = im;
+        const int64_t left = (end_head - head + blockDim.y - 1) / blockDim.y;
+        float2 v[held_heads];
+#pragma unroll
+        for (int i = 0; i < held_heads; ++i)
+          if (i < left)
+            v[i] =
+                Pairs ? *reinterpret_cast<const float2*>(at + i * step) : make_float2(at[i * step], at[i * step + 1]);
+#pragma unroll
+        for (int i = 0; i < held_heads; ++i) {
+          if (i >= left) break;
+          const float re = v[i].x * turn[p].x - v[i].y * turn[p].y, im = v[i].x * turn[p].y + v[i].y * turn[p].x;
+          if constexpr (Pairs) {
+            *reinterpret_cast<float2*>(at + i * step) = make_float2(re, im);
+          } else {
+            at[i * step] = re;
+            at[i * step + 1] = im;
+          }
         }
       }
     __syncthreads(); // before the next row's turns
@@ -190,12 +204,13 @@ void rope_cuda(tensor x, tensor positions, tensor frequencies, bool inverse, con
   while (wide < n && wide < 256) wide *= 2;
   unsigned high = 1;
   while (high < heads && high < heads_of_block && wide * high < 256) high *= 2;
-  const dim3 grid(static_cast<unsigned>((heads + heads_of_block - 1) / heads_of_block),
+  const int64_t n_heads = n_rows >= fewest_full ? heads_of_full_block : heads_of_block;
+  const dim3 grid(static_cast<unsigned>((heads + n_heads - 1) / n_heads),
                   static_cast<unsigned>(std::min<int64_t>(n_rows, 65535)));
   const bool pairs = dim % 2 == 0 && reinterpret_cast<uintptr_t>(x.data) % 8 == 0;
   const auto kernel = pairs ? rope_kernel<true> : rope_kernel<false>;
   launch_early(kernel, grid, dim3(wide, high), 0, lane.on, "rope", x.f32(), positions.i64(), frequencies.f32(), n_rows,
-               heads, dim, static_cast<int>(n), inverse);
+               heads, n_heads, dim, static_cast<int>(n), inverse);
 }
 
 namespace {
