@@ -93,7 +93,7 @@ __device__ uint32_t threshold_of(const Items& items, int64_t row, int64_t first,
 // A block selects in one segment of a row. to (rows, segments, k) numbers, -1 behind the last; to_order alike or
 // nullptr, 0 behind the last.
 template <class Items>
-__global__ void __launch_bounds__(select_threads)
+__global__ void __launch_bounds__(select_threads, 3)
     select_kernel(Items items, int32_t* to, uint32_t* to_order, int64_t k, int64_t segment) {
   begin_in_turn();
   __shared__ uint32_t bins[select_bins], shared[select_threads / warp_lanes];
