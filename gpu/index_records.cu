@@ -7,10 +7,13 @@
 // numbers. Where that fails for a head of a key, or scales leave bf16, a thread sums in the twin's order instead.
 //
 // Real shape: 32 heads x 128. An entry is 68 bytes and 4096 products. A warp owns 32 entries: it makes pairs of bf16 of
-// their codes (five steps a pair), multiplies 64 times, and adds up the heads in order. By arithmetic a row of 1M
-// entries is 16 us of bytes and about 19 us of steps; not yet measured.
+// their codes (five steps a pair), multiplies 64 times for each row, and adds up the heads in order. Rows of a prompt
+// see the same entries, so a block has six of them and decodes once for all. Bound by latency and shared memory, 61 %
+// busy with queries and with sums that change lanes: 8192 rows at 8k took 616 us for 1190 with a row a block (H200,
+// 2026-11-30).
 #include "gpu/index_view.cuh"
 
+#include "gpu/async_copy.cuh"
 #include "gpu/cuda_check.cuh"
 #include "gpu/early_launch.cuh"
 #include "gpu/mma.cuh"
@@ -25,17 +28,25 @@ using namespace device;
 constexpr int n_warps = 8, threads = n_warps * warp_lanes;
 constexpr int dim = 128, max_heads = 64, n_steps = dim / 16;
 constexpr int tile_heads = 8, tile_keys = 32; // of a warp at a time
+// Rows of a block, as many as let two of them share a multiprocessor; the most heads then; from so many rows on.
+constexpr int grouped_rows = 6, grouped_heads = 32;
+constexpr int64_t fewest_grouped = 64;
 constexpr int code_words = dim / 8, key_words = code_words + 1;
-constexpr int dot_stride = tile_keys + 4; // 4 modulo 16: the lanes of an accumulator meet every bank once
+// Of a key; four heads i of key k at place i ^ (k / 4 & 1): lanes that write two heads each of four keys, or read four
+// of eight, meet every bank once.
+constexpr int dot_stride = 2 * tile_heads + 8;
 // Keys are multiplied as 2^-63 of themselves and queries as 2^63, so that a scale and the step from codes to bf16
 // (2^126) are one factor; exponents in these bounds stay far inside bf16.
 constexpr int shift = 63, least_exponent = -50, most_exponent = 60;
 constexpr int product_bits = 9, exact_bits = 23; // one of the 24 is left for the sum inside an instruction
 
-struct warp_memory {
+struct tile_records {
   alignas(16) uint32_t codes[tile_keys * code_words];
   uint32_t scales[tile_keys];
-  float dot[tile_heads * dot_stride];
+};
+struct warp_memory {
+  tile_records tile[2]; // one in use, one on its way
+  alignas(16) float dot[tile_keys * dot_stride];
 };
 
 // The exponents of the highest and of the lowest bit in each group of a head's query, plus 128; zeros leave 0 and 255,
@@ -44,38 +55,30 @@ struct head_span {
   uint8_t high[4], low[4];
 };
 
-// Fills the spans and tells how many bits lie between the highest and the lowest of a head, at most. A warp looks at
-// every n_warps-th head, eight lanes at a group. All threads call it.
-__device__ int span_queries(head_span* spans, const float* q, int heads, int* widest) {
-  if (threadIdx.x == 0) *widest = 0;
-  __syncthreads();
+// The spans of a head, by a warp, eight lanes a group; tells how many bits lie between its highest and its lowest.
+__device__ int span_head(head_span& to, const float* q) {
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  for (int h = static_cast<int>(threadIdx.x) / warp_lanes; h < heads; h += n_warps) {
-    const float4 v = *reinterpret_cast<const float4*>(q + h * dim + 4 * lane);
-    const float x[4] = {v.x, v.y, v.z, v.w};
-    int high = -128, low = 127;
+  const float4 v = *reinterpret_cast<const float4*>(q + 4 * lane);
+  const float x[4] = {v.x, v.y, v.z, v.w};
+  int high = -128, low = 127;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t u = __float_as_uint(x[i]) & 0x7FFFFFFFU;
-      if (u == 0) continue;
-      const int exponent = static_cast<int>(u >> 23) - 127, lowest = min(__ffs(static_cast<int>(u)) - 1, 23);
-      const bool fits = exponent <= most_exponent && exponent >= least_exponent && lowest >= 16;
-      high = max(high, fits ? exponent : 127), low = min(low, fits ? exponent - 23 + lowest : -128);
-    }
-#pragma unroll
-    for (int step = 4; step > 0; step /= 2) {
-      high = max(high, __shfl_xor_sync(all_lanes, high, step));
-      low = min(low, __shfl_xor_sync(all_lanes, low, step));
-    }
-    if (lane % 8 == 0) {
-      spans[h].high[lane / 8] = static_cast<uint8_t>(high + 128);
-      spans[h].low[lane / 8] = static_cast<uint8_t>(low + 128);
-    }
-    high = __reduce_max_sync(all_lanes, high), low = __reduce_min_sync(all_lanes, low);
-    if (lane == 0) atomicMax(widest, high - low); // nothing but zeros: below 0
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t u = __float_as_uint(x[i]) & 0x7FFFFFFFU;
+    if (u == 0) continue;
+    const int exponent = static_cast<int>(u >> 23) - 127, lowest = min(__ffs(static_cast<int>(u)) - 1, 23);
+    const bool fits = exponent <= most_exponent && exponent >= least_exponent && lowest >= 16;
+    high = max(high, fits ? exponent : 127), low = min(low, fits ? exponent - 23 + lowest : -128);
   }
-  __syncthreads();
-  return *widest;
+#pragma unroll
+  for (int step = 4; step > 0; step /= 2) {
+    high = max(high, __shfl_xor_sync(all_lanes, high, step));
+    low = min(low, __shfl_xor_sync(all_lanes, low, step));
+  }
+  if (lane % 8 == 0) {
+    to.high[lane / 8] = static_cast<uint8_t>(high + 128);
+    to.low[lane / 8] = static_cast<uint8_t>(low + 128);
+  }
+  return __reduce_max_sync(all_lanes, high) - __reduce_min_sync(all_lanes, low); // nothing but zeros: below 0
 }
 
 // Whether products with a key's codes reach no bit that a float loses: of scales and queries that span `width` bits
@@ -89,11 +92,12 @@ __device__ bool in_bounds(uint32_t scales) {
     all = all && scale_of(scales, g) - 127 >= least_exponent && scale_of(scales, g) - 127 <= most_exponent;
   return all;
 }
-__device__ bool is_exact(uint32_t scales, int width) {
+// The bits that a key's scales span, more than any float where they are out of bounds.
+__device__ int span_of(uint32_t scales) {
   int high = 0, low = 255;
 #pragma unroll
   for (int g = 0; g < 4; ++g) high = max(high, scale_of(scales, g)), low = min(low, scale_of(scales, g));
-  return in_bounds(scales) && fits_float(high - low + width);
+  return in_bounds(scales) ? high - low : 1024;
 }
 __device__ bool is_exact(uint32_t scales, const head_span& head) {
   int high = 0, low = 1024;
@@ -122,13 +126,14 @@ __device__ __noinline__ float dot_in_order(const float* q, const uint32_t* codes
 
 // The order of dims in a product is free, so a lane takes what lies together: lane (g, t) of a key g has group t, whose
 // four words are two steps each; a pair of bf16 is codes i and i + 4 of a word, i = 0 .. 3. Queries follow.
-__device__ void fill_query(uint2* query, const float* q, int heads) {
-  for (int f = static_cast<int>(threadIdx.x); f < heads * (n_steps * warp_lanes / tile_heads); f += threads) {
-    const int lane = f % warp_lanes, step = f / warp_lanes % n_steps, tile = f / warp_lanes / n_steps;
-    const float* x = q + (tile * tile_heads + lane / 4) * dim + lane % 4 * 32 + step / 2 * 8 + step % 2 * 2;
-    constexpr float by = 0x1p63F;
-    query[f] = make_uint2(bits_of(__floats2bfloat162_rn(x[0] * by, x[4] * by)),
-                          bits_of(__floats2bfloat162_rn(x[1] * by, x[5] * by)));
+__device__ void fill_query(uint4* query, const float* q, int heads) {
+  for (int f = static_cast<int>(threadIdx.x); f < heads * (n_steps / 2 * warp_lanes / tile_heads); f += threads) {
+    const int lane = f % warp_lanes, steps = f / warp_lanes % (n_steps / 2), tile = f / warp_lanes / (n_steps / 2);
+    const auto* x =
+        reinterpret_cast<const float4*>(q + (tile * tile_heads + lane / 4) * dim + lane % 4 * 32 + steps * 8);
+    const float4 v = x[0], w = x[1];
+    const auto pair = [](float a, float b) { return bits_of(__floats2bfloat162_rn(a * 0x1p63F, b * 0x1p63F)); };
+    query[f] = make_uint4(pair(v.x, w.x), pair(v.y, w.y), pair(v.z, w.z), pair(v.w, w.w));
   }
 }
 
@@ -142,7 +147,7 @@ template <int I> __device__ uint32_t key_pair(uint32_t word, uint32_t factor) {
 }
 
 // keys[m][step]: rows 16 m + g and 16 m + g + 8 of the tile as a factor of 16 x 16.
-__device__ void decode_tile(const warp_memory& from, uint32_t (&keys)[2][n_steps][4]) {
+__device__ void decode_tile(const tile_records& from, uint32_t (&keys)[2][n_steps][4]) {
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int half = 0; half < 4; ++half) {
@@ -159,79 +164,99 @@ __device__ void decode_tile(const warp_memory& from, uint32_t (&keys)[2][n_steps
   }
 }
 
-// The words of 32 records, lane l with words l, l + 32, ..; `entry` of the lane's own item, -1: none.
-struct tile_words {
-  uint32_t word[key_words];
-  int64_t entry;
-};
-__device__ void read_tile(const index_view& a, int64_t r, int64_t first, int64_t n, int64_t visible, tile_words& to) {
+// Starts copies of 32 records, lane l of words l, l + 32, ..; tells the entry of the lane's own item, -1: none. Their
+// addresses are those of 68 bytes each, so they come as words.
+__device__ int read_tile(const index_view& a, int64_t r, int first, int n, int64_t visible, tile_records& to) {
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  to.entry = first + lane < n ? entry_of(a, r, first + lane, visible) : -1;
-  const auto key = to.entry < 0 ? uint64_t{0} : reinterpret_cast<uint64_t>(key_of(a, r, to.entry));
+  const int64_t entry = first + lane < n ? entry_of(a, r, first + lane, visible) : -1;
+  const auto key = entry < 0 ? uint64_t{0} : reinterpret_cast<uint64_t>(key_of(a, r, entry));
   const uint64_t start = __shfl_sync(all_lanes, key, 0);
-  const bool is_run = start != 0 && key == start + static_cast<uint64_t>(lane * key_words * 4);
-  if (__all_sync(all_lanes, is_run) != 0) {
-#pragma unroll
-    for (int c = 0; c < key_words; ++c) to.word[c] = reinterpret_cast<const uint32_t*>(start)[c * warp_lanes + lane];
-    return;
-  }
+  const bool is_run = __all_sync(all_lanes, start != 0 && key == start + static_cast<uint64_t>(lane * key_words * 4));
 #pragma unroll
   for (int c = 0; c < key_words; ++c) {
-    const int at = c * warp_lanes + lane;
-    const uint64_t from = __shfl_sync(all_lanes, key, at / key_words);
-    to.word[c] = from == 0 ? 0 : reinterpret_cast<const uint32_t*>(from)[at % key_words];
+    const int at = c * warp_lanes + lane, row = at / key_words, word = at % key_words;
+    const uint64_t own = is_run ? start + static_cast<uint64_t>(row * key_words * 4) : __shfl_sync(all_lanes, key, row);
+    const uint64_t from = own == 0 ? reinterpret_cast<uint64_t>(a.keys) : own + static_cast<uint64_t>(word * 4);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                     shared_address(word < code_words ? to.codes + row * code_words + word : to.scales + row)),
+                 "l"(from), "r"(own == 0 ? 0 : 4)
+                 : "memory");
   }
+  return static_cast<int>(entry);
 }
-__device__ void store_tile(warp_memory& to, const tile_words& from) {
-#pragma unroll
-  for (int c = 0; c < key_words; ++c) {
-    const int at = c * warp_lanes + static_cast<int>(threadIdx.x) % warp_lanes, key = at / key_words;
-    const int word = at % key_words;
-    *(word < code_words ? to.codes + key * code_words + word : to.scales + key) = from.word[c];
-  }
-}
-
-// The dot products of a tile's keys with eight heads, to memory.
-__device__ __forceinline__ void multiply_tile(warp_memory& to, const uint32_t (&keys)[2][n_steps][4],
-                                              const uint2* query) {
-  const int lane = static_cast<int>(threadIdx.x) % warp_lanes, g = lane / 4, t = lane % 4;
-  float acc[2][4] = {};
-#pragma unroll
-  for (int s = 0; s < n_steps; ++s) {
-    const uint2 b = query[s * warp_lanes + lane];
-    const uint32_t heads[2] = {b.x, b.y};
-    multiply_add(acc[0], keys[0][s], heads);
-    multiply_add(acc[1], keys[1][s], heads);
-  }
-  __syncwarp(); // those before are read
-#pragma unroll
-  for (int i = 0; i < 8; ++i) // m, rows g and g + 8, heads 2t and 2t + 1
-    to.dot[(2 * t + i % 2) * dot_stride + i / 4 * 16 + i / 2 % 2 * 8 + g] = acc[i / 4][i % 4];
+__device__ __forceinline__ void await_tile() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
   __syncwarp();
 }
 
-struct query_memory {
-  uint2 pairs[max_heads / tile_heads * n_steps * warp_lanes];
-  head_span spans[max_heads];
-  float weight[max_heads];
-  int widest;
+// The dot products of a tile's keys with eight heads, or sixteen; the lane's own key with each of them.
+template <int Tiles>
+__device__ __forceinline__ void multiply_tile(float* by_way_of, const uint32_t (&keys)[2][n_steps][4],
+                                              const uint4* query, float (&dot)[Tiles * tile_heads]) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes, g = lane / 4, t = lane % 4;
+  float acc[Tiles][2][4] = {};
+#pragma unroll
+  for (int s = 0; s < n_steps; s += 2)
+#pragma unroll
+    for (int j = 0; j < Tiles; ++j) {
+      const uint4 b = query[(j * n_steps + s) / 2 * warp_lanes + lane];
+      const uint32_t first[2] = {b.x, b.y}, second[2] = {b.z, b.w};
+#pragma unroll
+      for (int m = 0; m < 2; ++m) multiply_add(acc[j][m], keys[m][s], first);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) multiply_add(acc[j][m], keys[m][s + 1], second);
+    }
+  __syncwarp(); // those before are read
+#pragma unroll
+  for (int j = 0; j < Tiles; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) // m, rows g and g + 8; heads 2t and 2t + 1
+      *reinterpret_cast<float2*>(by_way_of + (i / 2 * 16 + i % 2 * 8 + g) * dot_stride + j * tile_heads +
+                                 (2 * t ^ (g & 4))) =
+          make_float2(acc[j][i / 2][i % 2 * 2], acc[j][i / 2][i % 2 * 2 + 1]);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < Tiles * tile_heads; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(by_way_of + lane * dot_stride + (i ^ (lane & 4)));
+    dot[i] = four.x, dot[i + 1] = four.y, dot[i + 2] = four.z, dot[i + 3] = four.w;
+  }
+}
+
+// Of one row.
+template <int MaxHeads> struct query_memory {
+  uint4 pairs[MaxHeads / tile_heads * n_steps / 2 * warp_lanes];
+  alignas(16) float weight[MaxHeads];
+  head_span spans[MaxHeads];
+  int widest, visible, n_items; // 0: none is scored
 };
 
-// The score of the lane's own key, heads ascending: where no product rounds, and where some may.
-__device__ float sum_heads(warp_memory& of, const query_memory& query, int heads) {
-  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  uint32_t keys[2][n_steps][4];
-  decode_tile(of, keys);
-  float sum = 0;
-#pragma unroll 1
-  for (int h = 0; h < heads; h += tile_heads) {
-    multiply_tile(of, keys, query.pairs + h * n_steps * warp_lanes / tile_heads);
+// The score of the lane's own key, heads ascending: where no product rounds, and where some may. The former are
+// numbers, of which fmaxf makes what `rectified` would.
+template <int Tiles, int MaxHeads>
+__device__ __forceinline__ void add_heads(float& sum, float* by_way_of, const uint32_t (&keys)[2][n_steps][4],
+                                          const query_memory<MaxHeads>& query, int h) {
+  float dot[Tiles * tile_heads];
+  multiply_tile<Tiles>(by_way_of, keys, query.pairs + h * (n_steps / 2 * warp_lanes / tile_heads), dot);
 #pragma unroll
-    for (int i = 0; i < tile_heads; ++i) sum = fmaf(query.weight[h + i], rectified(of.dot[i * dot_stride + lane]), sum);
+  for (int i = 0; i < Tiles * tile_heads; i += 4) {
+    const float4 w = *reinterpret_cast<const float4*>(query.weight + h + i);
+    sum = fmaf(w.x, fmaxf(dot[i], 0.0F), sum), sum = fmaf(w.y, fmaxf(dot[i + 1], 0.0F), sum);
+    sum = fmaf(w.z, fmaxf(dot[i + 2], 0.0F), sum), sum = fmaf(w.w, fmaxf(dot[i + 3], 0.0F), sum);
   }
+}
+template <int MaxHeads>
+__device__ __forceinline__ float sum_heads(float* by_way_of, const uint32_t (&keys)[2][n_steps][4],
+                                           const query_memory<MaxHeads>& query, int heads) {
+  float sum = 0;
+  int h = 0;
+#pragma unroll 1
+  for (; h + 2 * tile_heads <= heads; h += 2 * tile_heads) add_heads<2>(sum, by_way_of, keys, query, h);
+  if (h < heads) add_heads<1>(sum, by_way_of, keys, query, h);
   return sum;
 }
-__device__ __noinline__ float sum_heads_in_order(warp_memory& of, const query_memory& query, int heads, const float* q,
+template <int MaxHeads>
+__device__ __noinline__ float sum_heads_in_order(const tile_records& of, float* by_way_of,
+                                                 const query_memory<MaxHeads>& query, int heads, const float* q,
                                                  bool has_key) {
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   const uint32_t scales = of.scales[lane];
@@ -240,46 +265,111 @@ __device__ __noinline__ float sum_heads_in_order(warp_memory& of, const query_me
   for (int h = 0; h < heads; h += tile_heads) {
     uint32_t keys[2][n_steps][4];
     decode_tile(of, keys);
-    multiply_tile(of, keys, query.pairs + h * n_steps * warp_lanes / tile_heads);
-#pragma unroll 1
+    float dot[tile_heads];
+    multiply_tile<1>(by_way_of, keys, query.pairs + h * (n_steps / 2 * warp_lanes / tile_heads), dot);
+#pragma unroll
     for (int i = 0; i < tile_heads; ++i) {
-      float dot = of.dot[i * dot_stride + lane];
       if (has_key && !is_exact(scales, query.spans[h + i]))
-        dot = dot_in_order(q + (h + i) * dim, of.codes + lane * code_words, scales);
-      sum = fmaf(query.weight[h + i], rectified(dot), sum);
+        dot[i] = dot_in_order(q + (h + i) * dim, of.codes + lane * code_words, scales);
+      sum = fmaf(query.weight[h + i], rectified(dot[i]), sum);
     }
   }
   return sum;
 }
 
-__global__ void __launch_bounds__(threads, 2) record_scores_kernel(index_view a) {
-  begin_in_turn();
-  __shared__ query_memory query;
-  __shared__ warp_memory memory[n_warps];
-  const int64_t r = a.first + blockIdx.y, visible = visible_of(a, r), n = items_of(a, visible);
-  if (all_fit(a, visible) || static_cast<int64_t>(blockIdx.x) * n_warps * tile_keys >= n) return;
-  const int tid = static_cast<int>(threadIdx.x), lane = tid % warp_lanes;
-  const float* q = a.q + r * a.heads * dim;
-  fill_query(query.pairs, q, a.heads);
-  for (int i = tid; i < a.heads; i += threads) query.weight[i] = a.weight[r * a.heads + i];
-  const int width = span_queries(query.spans, q, a.heads, &query.widest); // and a barrier
+template <int Rows, int MaxHeads> struct scores_memory {
+  query_memory<MaxHeads> query[Rows];
+  warp_memory memory[n_warps];
+};
 
-  warp_memory& mine = memory[tid / warp_lanes];
-  const int64_t step = static_cast<int64_t>(gridDim.x) * n_warps * tile_keys;
-  int64_t first = (static_cast<int64_t>(blockIdx.x) * n_warps + tid / warp_lanes) * tile_keys;
-  tile_words next;
-  if (first < n) read_tile(a, r, first, n, visible, next);
-  for (; first < n; first += step) {
-    const int64_t entry = next.entry;
-    store_tile(mine, next);
-    __syncwarp();
-    if (first + step < n) read_tile(a, r, first + step, n, visible, next);
-    const bool is_sure = entry < 0 || is_exact(mine.scales[lane], width);
-    const float sum = __all_sync(all_lanes, is_sure) != 0 ? sum_heads(mine, query, a.heads)
-                                                          : sum_heads_in_order(mine, query, a.heads, q, entry >= 0);
-    if (first + lane < n) store_score(a, r, first + lane, entry, sum);
+// Scores of rows [from, to) of the block's own, which see entries of one table: a tile of keys is decoded once for all
+// of them.
+template <int Rows, int MaxHeads>
+__device__ __forceinline__ void score_run(const index_view& a, scores_memory<Rows, MaxHeads>& s, int64_t first_row,
+                                          int from, int to) {
+  int visible = 0, n = 0;
+  for (int i = from; i < to; ++i) visible = max(visible, s.query[i].visible), n = max(n, s.query[i].n_items);
+  const int tid = static_cast<int>(threadIdx.x), lane = tid % warp_lanes;
+  warp_memory& mine = s.memory[tid / warp_lanes];
+  const int64_t r = first_row + from;
+  const int step = static_cast<int>(gridDim.x) * n_warps * tile_keys;
+  int first = (static_cast<int>(blockIdx.x) * n_warps + tid / warp_lanes) * tile_keys, next = 0, at = 0;
+  if (first < n) next = read_tile(a, r, first, n, visible, mine.tile[0]);
+  for (; first < n; first += step, at ^= 1) {
+    const int entry = next;
+    const tile_records& tile = mine.tile[at];
+    await_tile();
+    if (first + step < n) next = read_tile(a, r, first + step, n, visible, mine.tile[at ^ 1]);
+    uint32_t keys[2][n_steps][4];
+    decode_tile(tile, keys);
+    const int span = span_of(tile.scales[lane]);
+#pragma unroll 1
+    for (int i = from; i < to; ++i) {
+      const query_memory<MaxHeads>& query = s.query[i];
+      if (first >= query.n_items) continue;
+      const int own = entry < query.visible ? entry : -1;
+      const bool is_sure = own < 0 || fits_float(span + query.widest);
+      float sum;
+      if (__all_sync(all_lanes, is_sure) != 0) {
+        sum = sum_heads(mine.dot, keys, query, a.heads);
+      } else {
+        sum = sum_heads_in_order(tile, mine.dot, query, a.heads, a.q + (first_row + i) * a.heads * dim, own >= 0);
+        decode_tile(tile, keys); // rather than keep 64 registers over a call
+      }
+      if (first + lane < query.n_items) store_score(a, first_row + i, first + lane, own, sum);
+    }
     __syncwarp(); // before the next tile
   }
+}
+
+// A block owns Rows rows, the last of the step first: they see the most.
+template <int Rows, int MaxHeads>
+__global__ void __launch_bounds__(threads, 2) record_scores_kernel(index_view a, int64_t n_rows) {
+  begin_in_turn();
+  extern __shared__ __align__(16) uint8_t memory[];
+  auto& s = *reinterpret_cast<scores_memory<Rows, MaxHeads>*>(memory);
+  const int64_t group = gridDim.y - 1 - blockIdx.y, first_row = a.first + group * Rows;
+  const int n_own = static_cast<int>(min(int64_t{Rows}, n_rows - group * Rows)), tid = static_cast<int>(threadIdx.x);
+  const int warp = tid / warp_lanes;
+  int64_t most = 0;
+  for (int i = 0; i < n_own; ++i) {
+    const int64_t visible = visible_of(a, first_row + i), n = all_fit(a, visible) ? 0 : items_of(a, visible);
+    if (tid == 0)
+      s.query[i].visible = static_cast<int>(visible), s.query[i].n_items = static_cast<int>(n), s.query[i].widest = 0;
+    most = max(most, n);
+  }
+  if (static_cast<int64_t>(blockIdx.x) * n_warps * tile_keys >= most) return;
+  __syncthreads();
+#pragma unroll 2
+  for (int i = 0; i < n_own; ++i) {
+    const float* q = a.q + (first_row + i) * a.heads * dim;
+    fill_query(s.query[i].pairs, q, a.heads);
+    for (int h = tid; h < a.heads; h += threads) s.query[i].weight[h] = a.weight[(first_row + i) * a.heads + h];
+    int widest = 0;
+    for (int h = warp; h < a.heads; h += n_warps) widest = max(widest, span_head(s.query[i].spans[h], q + h * dim));
+    if (tid % warp_lanes == 0) atomicMax(&s.query[i].widest, widest);
+  }
+  __syncthreads();
+  for (int from = 0; from < n_own;) {
+    int to = from + 1;
+    while (to < n_own && a.table[first_row + to] == a.table[first_row + from]) ++to;
+    score_run(a, s, first_row, from, to);
+    from = to;
+  }
+}
+
+template <int Rows, int MaxHeads>
+void launch_scores(const index_view& a, int64_t n_rows, int64_t n_items, const cuda_lane& lane) {
+  constexpr int64_t block_items = n_warps * tile_keys;
+  constexpr int shared_bytes = sizeof(scores_memory<Rows, MaxHeads>);
+  const int64_t n_groups = (n_rows + Rows - 1) / Rows;
+  const int64_t wanted = (2 * static_cast<int64_t>(lane.n_multiprocessors) + n_groups - 1) / n_groups;
+  const dim3 grid(static_cast<unsigned>(std::clamp<int64_t>((n_items + block_items - 1) / block_items, 1, wanted)),
+                  static_cast<unsigned>(n_groups));
+  const auto kernel = record_scores_kernel<Rows, MaxHeads>;
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+             "index scores of records");
+  launch_early(kernel, grid, threads, shared_bytes, lane.on, "index scores of records", a, n_rows);
 }
 
 } // namespace
@@ -290,11 +380,11 @@ bool record_scores_serve(const index_view& a) {
 }
 
 void run_record_scores(const index_view& a, int64_t n_rows, int64_t n_items, const cuda_lane& lane) {
-  constexpr int64_t block_items = n_warps * tile_keys;
-  const int64_t wanted = (2 * static_cast<int64_t>(lane.n_multiprocessors) + n_rows - 1) / n_rows;
-  const dim3 grid(static_cast<unsigned>(std::clamp<int64_t>((n_items + block_items - 1) / block_items, 1, wanted)),
-                  static_cast<unsigned>(n_rows));
-  launch_early(record_scores_kernel, grid, threads, 0, lane.on, "index scores of records", a);
+  // Few rows are spread over the device; candidates are a row's own.
+  if (n_rows >= fewest_grouped && a.candidates == nullptr && a.heads <= grouped_heads)
+    launch_scores<grouped_rows, grouped_heads>(a, n_rows, n_items, lane);
+  else
+    launch_scores<1, max_heads>(a, n_rows, n_items, lane);
 }
 
 } // namespace troupe

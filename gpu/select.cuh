@@ -35,14 +35,16 @@ __device__ inline uint32_t sum_before(uint32_t x, uint32_t& total, uint32_t* sha
   }
   if (lane == warp_lanes - 1) shared[warp] = sum;
   __syncthreads();
-  uint32_t before = 0;
-  total = 0;
-  for (int w = 0; w < select_threads / warp_lanes; ++w) {
-    if (w < warp) before += shared[w];
-    total += shared[w];
+  constexpr int n_warps = select_threads / warp_lanes;
+  uint32_t sums = shared[lane % n_warps]; // of warps up to the lane's, as above
+  for (int step = 1; step < n_warps; step *= 2) {
+    const uint32_t other = __shfl_up_sync(all_lanes, sums, step);
+    if (lane % n_warps >= step) sums += other;
   }
+  total = __shfl_sync(all_lanes, sums, n_warps - 1);
+  const uint32_t before = __shfl_sync(all_lanes, sums, max(warp - 1, 0));
   __syncthreads();
-  return before + sum - x;
+  return (warp == 0 ? 0 : before) + sum - x;
 }
 
 // The bin of the `wanted`-th largest item of a histogram, and how many are still wanted within that bin. Bins descend
@@ -91,7 +93,7 @@ __device__ uint32_t threshold_of(const Items& items, int64_t row, int64_t first,
 // A block selects in one segment of a row. to (rows, segments, k) numbers, -1 behind the last; to_order alike or
 // nullptr, 0 behind the last.
 template <class Items>
-__global__ void __launch_bounds__(select_threads)
+__global__ void __launch_bounds__(select_threads, 3)
     select_kernel(Items items, int32_t* to, uint32_t* to_order, int64_t k, int64_t segment) {
   begin_in_turn();
   __shared__ uint32_t bins[select_bins], shared[select_threads / warp_lanes];

@@ -10,12 +10,13 @@ namespace {
 struct shape {
   const char* what;
   int64_t heads, dim, entries, table_width, ratio, k;
-  std::vector<int64_t> positions;                   // row i is of sequence i
+  std::vector<int64_t> positions;                   // row i is of sequence i / rows_a_sequence
   int64_t candidate_block = 0, n_out = 0, n_in = 0; // candidate blocks made or used
   // scaled: groups of 32 of magnitudes so different that sums round
   enum class key_values { normal, few, strange, scaled } values = key_values::normal;
   bool raw = false;
   enum class key_form { any, rounded, records } form = key_form::any;
+  int64_t rows_a_sequence = 1;
 };
 using key_form = shape::key_form;
 using key_values = shape::key_values;
@@ -26,7 +27,8 @@ struct world {
   twin_tensor q, weight, keys, table, positions, tables, in, selected, out, scores;
 
   explicit world(const shape& of, int64_t scratch_bytes = 64 << 20) : t(scratch_bytes), s(of) {
-    const auto n = static_cast<int64_t>(s.positions.size()), n_blocks = n * s.table_width;
+    const auto n = static_cast<int64_t>(s.positions.size());
+    const int64_t n_sequences = (n + s.rows_a_sequence - 1) / s.rows_a_sequence, n_blocks = n_sequences * s.table_width;
     auto values = random_floats(n_blocks * s.entries * s.dim, 1), queries = random_floats(n * s.heads * s.dim, 2);
     if (s.values == key_values::few || s.values == key_values::strange) // many equal scores
       for (auto* v : {&values, &queries})
@@ -51,13 +53,15 @@ struct world {
     weight = t.make(dtype::f32, {n, s.heads}, weights);
     std::vector<int32_t> rows, blocks, candidates;
     for (int64_t r = 0; r < n; ++r) {
-      rows.push_back(static_cast<int32_t>(n - 1 - r)); // row r's blocks are in another row of the tables
-      int64_t block = r % 2;                           // ascending, none twice
+      // A sequence's blocks are in another row of the tables.
+      rows.push_back(static_cast<int32_t>(n_sequences - 1 - r / s.rows_a_sequence));
+      int64_t block = r % 2; // ascending, none twice
       for (int64_t i = 0; i < s.n_in; ++i, block += 1 + (i + r) % 3)
         candidates.push_back(i < s.n_in - r % 3 ? static_cast<int32_t>(block) : -1);
     }
     for (int64_t b = 0; b < n_blocks; ++b) blocks.push_back(static_cast<int32_t>(n_blocks - 1 - b));
-    table = t.ints({n}, rows), tables = t.ints({n, s.table_width}, blocks), positions = t.longs({n}, s.positions);
+    table = t.ints({n}, rows), tables = t.ints({n_sequences, s.table_width}, blocks),
+    positions = t.longs({n}, s.positions);
     if (s.n_in > 0) in = t.ints({n, s.n_in}, candidates);
     selected = t.output({n, s.k}, dtype::i32);
     if (s.n_out > 0) out = t.output({n, s.n_out}, dtype::i32);
@@ -199,6 +203,54 @@ const std::vector<shape> shapes{
      key_values::normal,
      false,
      key_form::records},
+    // Rows that share decoded keys, those of two sequences in one block among them.
+    {.what = "records of prompts",
+     .heads = 32,
+     .dim = 128,
+     .entries = 16,
+     .table_width = 20,
+     .ratio = 2,
+     .k = 50,
+     .positions = every(90, 40, 6),
+     .raw = true,
+     .form = key_form::records,
+     .rows_a_sequence = 37},
+    {.what = "records of prompts, not raw",
+     .heads = 24,
+     .dim = 128,
+     .entries = 16,
+     .table_width = 20,
+     .ratio = 2,
+     .k = 50,
+     .positions = every(90, 40, 6),
+     .candidate_block = 2,
+     .n_out = 20,
+     .form = key_form::records,
+     .rows_a_sequence = 90},
+    {.what = "records of prompts, no numbers",
+     .heads = 8,
+     .dim = 128,
+     .entries = 16,
+     .table_width = 20,
+     .ratio = 2,
+     .k = 50,
+     .positions = every(66, 40, 7),
+     .values = key_values::strange,
+     .raw = true,
+     .form = key_form::records,
+     .rows_a_sequence = 37},
+    {.what = "records of prompts whose sums round",
+     .heads = 16,
+     .dim = 128,
+     .entries = 16,
+     .table_width = 20,
+     .ratio = 2,
+     .k = 50,
+     .positions = every(66, 40, 7),
+     .values = key_values::scaled,
+     .raw = true,
+     .form = key_form::records,
+     .rows_a_sequence = 66},
     {"records, tiny", 6, 32, 4, 8, 2, 5, every(33, 0, 2), 2, 5, 0, key_values::normal, true, key_form::records},
 };
 
