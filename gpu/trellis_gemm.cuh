@@ -2,12 +2,15 @@
 //
 // A block owns a chunk of 128 outputs (one Hadamard block) of up to Rows rows at a time. Each of its two warp groups
 // decodes 64 outputs' weights into registers as the A operand; packed weights and rows come through a ring in shared
-// memory. Products wait for their own warp's decoding and for the tensor core: at 256 rows a step of 16 inputs is 256
-// clocks of that core and 115 issue slots of each scheduler, of which a warp gets one in five clocks while products
-// read the registers (ncu, H200): 84 % of the tensor cores in the middle of a large matrix, at 1.6 GHz by the card's
-// power. At 128 to 160 rows 55 %: decoding, and the ends of items, which nothing hides. Two blocks a multiprocessor
-// with 160 rows each, whose warps copy in turn, and two pairs of warp groups that share rows in one block were no
-// faster.
+// memory, and what the end of an item needs beside them.
+//
+// What bounds it, clocks of a multiprocessor for 16 inputs at K = 3 (H200, one part of the loop left out at a time): at
+// 128 rows decoding alone 127, products alone 140, both 216; at 256 rows 132, 262, 317. Neither the issue slots (52 %)
+// nor the tensor cores (60 %) are full: products read and write their sums in registers, and decoding waits for the
+// same ports (dispatch stalls). So fewer instructions help, and where they come from does not: with A in shared memory
+// 226, four tiles a group 220. Ends of items take 5,000 clocks for 128 rows, 7 to 14 % of an item. Tried and dropped:
+// two blocks a multiprocessor with 160 rows each; two pairs of warp groups that share rows; three warps that finish an
+// item while the next one is multiplied (4.85 -> 5.15 ms for gate and up of 8,192 rows).
 #pragma once
 
 #include "gpu/cuda_check.cuh"
