@@ -40,7 +40,7 @@ int32_t best_tile(int64_t n_rows, int64_t chunks, int64_t multiprocessors) {
   if (n_rows <= 64) return n_rows <= 32 ? 32 : 64;
   const auto cost = [&](int64_t tile) {
     const int64_t items = (n_rows + tile - 1) / tile * chunks, turns = (items + multiprocessors - 1) / multiprocessors;
-    return turns * (tile + 8); // 8: what an item costs apart from its products
+    return turns * (tile + 134); // 134: decoding, which products hide in part (trellis_gemm.cuh), and the item's end
   };
   int32_t best = 256;
   for (const int32_t tile : {192, 160, 128})
