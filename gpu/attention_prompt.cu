@@ -1,20 +1,22 @@
 // Attention of prompt rows in one kernel of warp-group products: scores, softmax and weighted sum, a block a row.
 //
-// Real shape, a row: 64 heads x 512 with up to 640 keys. What the cache quantisers make is exact in bf16, so queries
-// and weights in two bf16 and keys in one give 4 x 21 M products, 41 k clocks of a multiprocessor's tensor cores: 1.7
-// ms for 8192 rows; queries in and sums out are 2.1 GB, 0.5 ms. By arithmetic; not yet measured.
+// Real shape, a row: 64 heads x 512 with up to 640 keys, ten tiles of 64. Queries, weights and keys are one f16 each: 2
+// x 21 M products, 20 k clocks of a multiprocessor's tensor cores, 0.7 ms for 8192 rows; queries in and sums out
+// are 2.1 GB, 0.5 ms. Measured (H200, 2026-11): 2.2 ms, 62 k clocks a row. Bound by the warps that fill: 11 k clocks
+// for a tile of floats (rows of the step itself, 128 KB that arrive 2 KB a warp at a time), 3.5 k for one of fp4.
 //
-// A block goes from row to row. Warp groups 0 and 1 multiply; each has half of the dims, of the queries as of the sums.
-// They hand each other scores over their half of the dims, so that each takes the softmax of half of the heads. Group 2
-// decodes keys into shared memory, where they are an operand of both products: 16 keys as soon as the last product with
-// the 16 before them is done.
+// A block goes from row to row. Warp groups 0 and 1 multiply. They have the scores and the softmax of tiles in turn and
+// each the sums of half of the dims of all tiles, so that one's softmax runs beside the other's products; what they
+// hand each other is weights and the largest score. Seven warps decode keys into one of two tiles while the other is
+// multiplied, an eighth finds where keys are. Queries are read by the groups that multiply, between two rows.
 //
-// The bits of a row: scores are a sum over dims 0 .. 255 and one over 256 .. 511, each 16 dims at a time, ascending,
-// high parts before low parts of each 64; tiles of 64 keys in their order, each with the largest score so far; the
-// weighted sum 16 keys at a time, ascending.
+// The bits of a row: scores are a sum over 512 dims, 16 at a time, ascending in the order of attention_prompt.cuh.
+// Tiles of 64 keys in their order, with weights relative to the largest score of the first of them, or of a later one
+// where that is larger by more than `slack`. The weighted sum 16 keys at a time, ascending; the sum of weights over
+// even tiles and over odd ones. Which group has a tile changes nothing.
 #include "gpu/attention_prompt.h"
 
-#include "gpu/attention_prompt.cuh"
+#include "gpu/attention_prompt_keys.cuh"
 #include "gpu/cuda_check.cuh"
 #include "gpu/early_launch.cuh"
 #include "gpu/wgmma.cuh"
@@ -27,177 +29,299 @@ namespace {
 using namespace device;
 
 constexpr float lowest = -INFINITY;
+constexpr float slack = 8; // weights may grow to 2^8 before they become relative to a larger score
+constexpr int prompt_threads = reader_threads + filler_threads;
 constexpr int prompt_shared_bytes = sizeof(prompt_shared) + 1024; // 1024: alignment
 static_assert(prompt_shared_bytes <= 227 << 10);
 
 #if defined(TROUPE_WGMMA)
 
 __device__ __forceinline__ void readers_meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+__device__ __forceinline__ float power_of_two(float x) { // 2^-22 off; 0 for -inf
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
-// Where a reading thread is: its group, and in it the rows of sums that its quad has, `row` and `row + 8`; of these it
-// takes the softmax of `own`.
+// A reading thread: its group, and in it the rows of sums that its quad has, `row` and `row + 8`. Scores are exponents
+// of two here, not of e.
 struct reader {
-  int group, thread, lane, quad_lane, row, own;
+  int group, lane, quad_lane, row;
+  float top[2], sum[2];       // what weights are relative to; the thread's part, of tiles of its group
+  float o[2][prompt_dim / 8]; // of row `row` in [4 j], [4 j + 1], of the other in the two behind
   __device__ reader()
-      : group(static_cast<int>(threadIdx.x) / 128), thread(static_cast<int>(threadIdx.x) % 128),
-        lane(thread % warp_lanes), quad_lane(lane % 4), row(thread / warp_lanes * 16 + lane / 4), own(row + 8 * group) {
-  }
+      : group(static_cast<int>(threadIdx.x) / 128), lane(static_cast<int>(threadIdx.x) % warp_lanes),
+        quad_lane(lane % 4), row(static_cast<int>(threadIdx.x) % 128 / warp_lanes * 16 + lane / 4) {}
 };
 
-// score (64 heads x 64 keys) over the dims of the group.
-__device__ __forceinline__ void multiply_keys(float (&score)[32], const prompt_shared& s, int group) {
-  const uint32_t high = wgmma::descriptor(s.query[0][group * 4]), low = wgmma::descriptor(s.query[1][group * 4]);
-  const uint32_t key = wgmma::descriptor(s.key[group * 4]);
-  constexpr uint32_t square = sizeof(bf16_square) / 16;
+// What sums so far take on where weights become relative to `newest`.
+__device__ __forceinline__ float factor_of(float top, float newest) {
+  return newest == top ? 1.0F : power_of_two(top - newest);
+}
+__device__ __forceinline__ void rescale(reader& me, const float (&factor)[2]) {
+  if (!__any_sync(all_lanes, factor[0] != 1.0F || factor[1] != 1.0F)) return;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) me.o[i / 64][i % 64] *= factor[i % 4 / 2];
+}
+
+// score (64 heads x 64 keys): keys 8 j + 2 quad_lane + i of row `row` in [4 j + i], of the other in [4 j + 2 + i].
+__device__ __forceinline__ void multiply_keys(float (&score)[32], const prompt_shared& s, int place) {
+  const uint32_t query = wgmma::descriptor(s.query[0]), key = wgmma::descriptor(s.key[place][0]);
   wgmma::settle(score);
   wgmma::fence();
 #pragma unroll
-  for (uint32_t square_of = 0; square_of < 4; ++square_of)
-#pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) {
-      const uint32_t at = square_of * square + i % 4 * 2;
-      wgmma::multiply_shared(score, (i < 4 ? high : low) + at, key + at, square_of + i > 0);
-    }
+  for (uint32_t i = 0; i < prompt_dim / 16; ++i) {
+    const uint32_t at = i / 4 * (sizeof(f16_square) / 16) + i % 4 * 2;
+    wgmma::multiply_shared(score, query + at, key + at, i > 0);
+  }
   wgmma::commit();
   wgmma::wait<0>();
   wgmma::settle(score);
 }
 
-// The scores of the thread's own row over all dims: of keys 8 j + 2 quad_lane + i in [2 j + i].
-__device__ __forceinline__ void exchange(float (&own)[16], const float (&score)[32], prompt_shared& s,
-                                         const reader& me) {
-  const bool second = me.group != 0;
+// Scores as exponents, -inf where the tile has no key; the largest of each row.
+__device__ __forceinline__ void scale_scores(float (&score)[32], float (&newest)[2], const prompt_shared& s,
+                                             const reader& me) {
+  const float by[2] = {s.query_by[me.row], s.query_by[me.row + 8]};
+  const uint64_t seen = s.seen[me.group];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float* v = score + 8 * i;
-    s.partial[me.group][i][me.thread] =
-        make_float4(second ? v[0] : v[2], second ? v[1] : v[3], second ? v[4] : v[6], second ? v[5] : v[7]);
-  }
-  readers_meet();
+  for (int i = 0; i < 32; ++i) score[i] *= by[i % 4 / 2];
+  if (seen != ~0ULL) {
+    const auto low = static_cast<uint32_t>(seen >> 2 * me.quad_lane),
+               high = static_cast<uint32_t>(seen >> 32 >> 2 * me.quad_lane);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float* v = score + 8 * i;
-    const float4 other = s.partial[1 - me.group][i][me.thread];
-    own[4 * i] = (second ? v[2] : v[0]) + other.x;
-    own[4 * i + 1] = (second ? v[3] : v[1]) + other.y;
-    own[4 * i + 2] = (second ? v[6] : v[4]) + other.z;
-    own[4 * i + 3] = (second ? v[7] : v[5]) + other.w;
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (((j < 4 ? low : high) >> (j % 4 * 8 + i % 2) & 1U) == 0) score[4 * j + i] = lowest;
   }
+  newest[0] = newest[1] = lowest;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) newest[i % 4 / 2] = fmaxf(newest[i % 4 / 2], score[i]);
+#pragma unroll
+  for (float& v : newest) v = lanes_max(v, 4);
 }
 
-// Weights of a tile's keys, into shared memory, with the factor that sums of the tiles before take on. `top`: of the
-// row; `sum`: the thread's part.
-__device__ __forceinline__ void weigh(const float (&score)[16], float& top, float& sum, float scale, prompt_shared& s,
-                                      const reader& me) {
-  const uint4 seen = *reinterpret_cast<const uint4*>(s.seen[me.quad_lane]);
-  const uint32_t seen_words[4] = {seen.x, seen.y, seen.z, seen.w};
-  float v[16], newest = lowest;
+// Weights of a tile as the A of products, and in shared memory for the other group.
+__device__ __forceinline__ void weigh(uint32_t (&weight)[4][4], const float (&score)[32], prompt_shared& s,
+                                      reader& me) {
+  const float from[2] = {me.top[0] == lowest ? 0.0F : me.top[0], me.top[1] == lowest ? 0.0F : me.top[1]};
+  float part[2] = {};
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    v[i] = (seen_words[i / 4] >> i % 4 * 8 & 1U) != 0 ? score[i] * scale : lowest;
-    newest = fmaxf(newest, v[i]);
-  }
-  newest = fmaxf(top, lanes_max(newest, 4));
-  const bool sees = newest != lowest;
-  const float factor = sees ? device::exp_f32(top - newest) : 1.0F;
-  top = newest;
-  float part = 0;
+  for (int j = 0; j < 8; ++j)
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float x = sees ? device::exp_f32(v[2 * j] - newest) : 0.0F;
-    const float y = sees ? device::exp_f32(v[2 * j + 1] - newest) : 0.0F;
-    part += x;
-    part += y;
-    const split_pair w = split(x, y);
-    const uint32_t at = square_at(me.own, 8 * j + 2 * me.quad_lane);
-    *reinterpret_cast<uint32_t*>(s.weight[0] + at) = w.high;
-    *reinterpret_cast<uint32_t*>(s.weight[1] + at) = w.low;
-  }
-  sum = fmaf(sum, factor, part);
-  if (me.quad_lane == 0) s.factor[me.own] = factor;
+    for (int h = 0; h < 2; ++h) {
+      const float x = power_of_two(score[4 * j + 2 * h] - from[h]),
+                  y = power_of_two(score[4 * j + 2 * h + 1] - from[h]);
+      part[h] += x;
+      part[h] += y;
+      const uint32_t pair = bits_of(__floats2half2_rn(x, y));
+      weight[j / 2][j % 2 * 2 + h] = pair;
+      *reinterpret_cast<uint32_t*>(s.weight[me.group] + piece_at(me.row + 8 * h, j) + 4 * me.quad_lane) = pair;
+    }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) me.sum[h] += part[h];
 }
 
-// o (64 heads x the dims of the group) += weights x keys; bands of keys are given back on the way.
-__device__ __forceinline__ void multiply_weights(float (&o)[128], prompt_shared& s, const reader& me) {
-  const float first = s.factor[me.row], second = s.factor[me.row + 8];
-  if (__any_sync(all_lanes, first != 1.0F || second != 1.0F)) {
-#pragma unroll
-    for (int i = 0; i < 128; ++i) o[i] *= i % 4 < 2 ? first : second;
-  }
-  const uint32_t high = wgmma::descriptor(s.weight[0]), low = wgmma::descriptor(s.weight[1]);
-  const uint32_t key = wgmma::turned_descriptor(s.key[me.group * 4], sizeof(bf16_square));
-  wgmma::settle(o);
+// Sums (64 heads x the dims of the group) of a tile of keys: started, and awaited.
+__device__ __forceinline__ uint32_t values_of(const prompt_shared& s, int place, const reader& me) {
+  return wgmma::turned_descriptor(s.key[place][me.group * 4], sizeof(f16_square));
+}
+__device__ __forceinline__ void add_others(reader& me, const prompt_shared& s) {
+  const uint32_t weight = wgmma::descriptor(s.weight[1 - me.group]), key = values_of(s, 1 - me.group, me);
+  wgmma::settle(me.o[0]), wgmma::settle(me.o[1]);
   wgmma::fence();
 #pragma unroll
-  for (uint32_t band = 0; band < n_bands; ++band) {
-    wgmma::multiply_turned(o, high + 2 * band, key + 128 * band);
-    wgmma::multiply_turned(o, low + 2 * band, key + 128 * band);
-    wgmma::commit();
+  for (uint32_t i = 0; i < prompt_keys / 16; ++i) {
+    wgmma::multiply_turned(me.o[0], weight + 2 * i, key + 128 * i);
+    wgmma::multiply_turned(me.o[1], weight + 2 * i, key + 1024 + 128 * i);
   }
-  const auto done = [&](int band) {
-    if (me.lane == 0) arrive(&s.band_empty[band]);
-  };
-  static_assert(n_bands == 4);
-  wgmma::wait<3>(), done(0);
-  wgmma::wait<2>(), done(1);
-  wgmma::wait<1>(), done(2);
-  wgmma::wait<0>(), done(3);
-  wgmma::settle(o);
+  wgmma::commit();
+}
+__device__ __forceinline__ void add_own(reader& me, const uint32_t (&weight)[4][4], const prompt_shared& s) {
+  const uint32_t key = values_of(s, me.group, me);
+  wgmma::settle(me.o[0]), wgmma::settle(me.o[1]);
+  wgmma::fence();
+#pragma unroll
+  for (uint32_t i = 0; i < prompt_keys / 16; ++i) {
+    wgmma::multiply_turned(me.o[0], weight[i], key + 128 * i);
+    wgmma::multiply_turned(me.o[1], weight[i], key + 1024 + 128 * i);
+  }
+  wgmma::commit();
+}
+__device__ __forceinline__ void end_products(reader& me, prompt_shared& s, int place) {
+  wgmma::wait<0>();
+  wgmma::settle(me.o[0]), wgmma::settle(me.o[1]);
+  warp_arrives(&s.key_empty[place]);
 }
 
-__device__ __forceinline__ void store_sums(const float (&o)[128], float top, float sum, prompt_shared& s,
-                                           const attention_view& a, int64_t r, const reader& me) {
-  sum = lanes_sum(sum, 4);
-  if (me.quad_lane == 0) s.by[me.own] = top != lowest ? 1.0F / (sum + device::exp_f32(a.sink[me.own] - top)) : 1.0F;
-  readers_meet();
-  const float first = s.by[me.row], second = s.by[me.row + 8];
-  float* to = a.o + (r * prompt_heads + me.row) * prompt_dim + me.group * (prompt_dim / 2) + 2 * me.quad_lane;
+// The largest scores of the other group's tile are there: what the sums before it take on.
+__device__ __forceinline__ void take_top(float (&factor)[2], reader& me, const prompt_shared& s, uint32_t round) {
+  wait(&s.top_full[1 - me.group], round);
 #pragma unroll
-  for (int j = 0; j < 32; ++j) {
-    __stcs(reinterpret_cast<float2*>(to + 8 * j), make_float2(o[4 * j] * first, o[4 * j + 1] * first));
-    __stcs(reinterpret_cast<float2*>(to + 8 * prompt_dim + 8 * j),
-           make_float2(o[4 * j + 2] * second, o[4 * j + 3] * second));
+  for (int h = 0; h < 2; ++h) {
+    const float newest = s.top[1 - me.group][me.row + 8 * h];
+    factor[h] = factor_of(me.top[h], newest);
+    me.top[h] = newest;
+    me.sum[h] *= factor[h];
   }
+}
+__device__ __forceinline__ void begin_others(reader& me, const float (&factor)[2], prompt_shared& s, uint32_t round) {
+  rescale(me, factor);
+  wait(&s.weight_full[1 - me.group], round);
+  add_others(me, s);
+}
+
+// Tile `at` of the block, one of the group's: the first of its row or behind one of the other group.
+template <bool First> __device__ __forceinline__ void add_tile(reader& me, prompt_shared& s, uint32_t at) {
+  const uint32_t round = at >> 1 & 1, round_before = (at - 1) >> 1 & 1;
+  float score[32], newest[2], factor[2], factor_before[2];
+  wait(&s.key_full[me.group], round);
+  multiply_keys(score, s, me.group);
+  scale_scores(score, newest, s, me);
+  if constexpr (!First) take_top(factor_before, me, s, round_before);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    newest[h] = newest[h] > me.top[h] + slack ? newest[h] : me.top[h];
+    factor[h] = factor_of(me.top[h], newest[h]);
+    me.top[h] = newest[h];
+    me.sum[h] *= factor[h];
+    if (me.quad_lane == 0) s.top[me.group][me.row + 8 * h] = newest[h];
+  }
+  warp_arrives(&s.top_full[me.group]);
+  if constexpr (!First) begin_others(me, factor_before, s, round_before);
+  uint32_t weight[4][4];
+  weigh(weight, score, s, me);
+  show_writes();
+  warp_arrives(&s.weight_full[me.group]);
+  if constexpr (!First) end_products(me, s, 1 - me.group);
+  rescale(me, factor);
+  add_own(me, weight, s);
+  end_products(me, s, me.group);
+}
+
+__device__ __forceinline__ void store_sums(reader& me, prompt_shared& s, const attention_view& a, int64_t r,
+                                           uint32_t row_round) {
+  auto& sums = s.sum[row_round];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float sum = lanes_sum(me.sum[h], 4);
+    if (me.quad_lane == 0) sums[me.group][me.row + 8 * h] = sum;
+  }
+  readers_meet();
+  float* to = a.o + (r * prompt_heads + me.row) * prompt_dim + me.group * (prompt_dim / 2) + me.quad_lane / 2 * 16 +
+              me.quad_lane % 2 * 4;
+#pragma unroll
+  for (int h = 0; h < 2; ++h, to += 8 * prompt_dim) {
+    const int row = me.row + 8 * h;
+    const float sink = power_of_two(fmaf(a.sink[row], exp_constants::log2_e, -me.top[h]));
+    const float by = me.top[h] == lowest ? 1.0F : 1.0F / (sums[0][row] + sums[1][row] + sink);
+#pragma unroll
+    for (int c = 0; c < 8; ++c) { // a chunk of the quad; the lane's dims i + 4 e are in squares i
+      float4 v[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int at = 4 * c + 2 * h + e;
+        v[e] = make_float4(me.o[0][at] * by, me.o[0][at + 32] * by, me.o[1][at] * by, me.o[1][at + 32] * by);
+      }
+      swap_with_neighbour(v[0], v[1]);
+      __stcs(reinterpret_cast<float4*>(to + 32 * c), v[0]);
+      __stcs(reinterpret_cast<float4*>(to + 32 * c + 8), v[1]);
+    }
+  }
+}
+
+// A head of the queries of a row in a warp. The largest goes to 2^14, so that nothing leaves the range of f16 and what
+// is 2^-28 of it still has all bits.
+struct head_part {
+  float4 v[2][2];
+  __device__ __forceinline__ void read(const float* q, int lane) {
+#pragma unroll
+    for (int u = 0; u < 2; ++u)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) v[u][h] = __ldg(reinterpret_cast<const float4*>(q) + (2 * u + h) * warp_lanes + lane);
+  }
+  __device__ __forceinline__ void store(prompt_shared& s, int head, int lane, float scale) {
+    uint32_t top = 0;
+#pragma unroll
+    for (int u = 0; u < 2; ++u)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        for (const float x : {v[u][h].x, v[u][h].y, v[u][h].z, v[u][h].w})
+          top = max(top, __float_as_uint(x) & 0x7FFFFFFFU);
+    top = __reduce_max_sync(all_lanes, top);
+    const int binade = static_cast<int>(top >> 23) - 127;
+    const int exponent = top == 0 || binade == 128 ? 0 : min(14 - binade, 126);
+    const float by = __int_as_float((exponent + 127) << 23);
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      swap_with_neighbour(v[u][0], v[u][1]);
+      store_eight(s.query, head, u * warp_lanes + lane % 2 * 16 + lane / 2, v[u][0], v[u][1], by);
+    }
+    if (lane == 0) s.query_by[head] = scale * exp_constants::log2_e * __int_as_float((127 - exponent) << 23);
+  }
+};
+// By the readers, who have the registers for all of a row under way at once.
+__device__ __forceinline__ void read_queries(prompt_shared& s, const attention_view& a, int64_t r) {
+  constexpr int heads = prompt_heads / reader_warps;
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  const int first = static_cast<int>(threadIdx.x) / warp_lanes * heads;
+  head_part part[heads];
+#pragma unroll
+  for (int i = 0; i < heads; ++i) part[i].read(a.q + (r * prompt_heads + first + i) * prompt_dim, lane);
+#pragma unroll
+  for (int i = 0; i < heads; ++i) part[i].store(s, first + i, lane, a.scale);
+  show_writes();
+  readers_meet();
 }
 
 __device__ __forceinline__ void read_rows(prompt_shared& s, const attention_view& a, int64_t n_rows) {
-  const reader me;
-  uint32_t row_round = 0, tile_round = 0;
-  for (int64_t i = blockIdx.x; i < n_rows; i += gridDim.x, row_round ^= 1) {
-    float o[128] = {}, top = lowest, sum = 0;
-    wait(&s.query_full, row_round);
-    const int n_tiles = s.n_tiles;
-    for (int tile = 0; tile < n_tiles; ++tile, tile_round ^= 1) {
-      wait(&s.key_full, tile_round);
-      float score[32], own[16];
-      multiply_keys(score, s, me.group);
-      if (tile + 1 == n_tiles && me.lane == 0) arrive(&s.query_empty);
-      exchange(own, score, s, me);
-      weigh(own, top, sum, a.scale, s, me);
-      show_writes();
-      readers_meet();
-      multiply_weights(o, s, me);
+  reader me;
+  uint32_t row_round = 0, tile = 0; // of the block, over all rows
+  for (auto i = static_cast<int32_t>(blockIdx.x); i < n_rows; i += static_cast<int32_t>(gridDim.x), row_round ^= 1) {
+    read_queries(s, a, a.first + i);
+#pragma unroll
+    for (int u = 0; u < 64; ++u) me.o[0][u] = me.o[1][u] = 0;
+    wait(&s.key_full[tile & 1], tile >> 1 & 1);
+    const uint32_t end = tile + static_cast<uint32_t>(s.n_tiles[tile & 1]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) me.top[h] = lowest, me.sum[h] = 0;
+    uint32_t at = tile + ((tile & 1) == static_cast<uint32_t>(me.group) ? 0 : 1);
+    if (at == tile) add_tile<true>(me, s, at), at += 2;
+    for (; at < end; at += 2) add_tile<false>(me, s, at);
+    if (at == end) { // the last tile was the other group's
+      float factor[2];
+      take_top(factor, me, s, (end - 1) >> 1 & 1);
+      begin_others(me, factor, s, (end - 1) >> 1 & 1);
+      end_products(me, s, 1 - me.group);
     }
-    store_sums(o, top, sum, s, a, a.first + i, me);
+    tile = end;
+    store_sums(me, s, a, a.first + i, row_round);
   }
 }
 
 #endif
 
-__global__ void __launch_bounds__(prompt_readers + prompt_fillers, 1)
+__global__ void __launch_bounds__(prompt_threads, 1)
     attention_prompt_kernel(const attention_view a, const int64_t n_rows) {
 #if defined(TROUPE_WGMMA)
   begin_in_turn();
   extern __shared__ __align__(1024) uint8_t memory[];
-  auto& s = *reinterpret_cast<prompt_shared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
-  if (threadIdx.x == 0) s.begin();
+  uint32_t at = (1024 - shared_address(memory) % 1024) % 1024;
+  if (threadIdx.x == 0) reinterpret_cast<prompt_shared*>(memory + at)->begin();
   __syncthreads();
-  // 2 * 200 + 104 = 3 * 168, what the launch gave each of the three groups.
-  if (threadIdx.x >= prompt_readers) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
-    fill_rows(s, a, n_rows);
+  // 2 * 200 + 2 * 56 = 4 * 128, what the launch gave each of the four groups. `at` is each side's own, lest
+  // addresses that both sides need are held from here on.
+  if (threadIdx.x >= reader_threads) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;\n" : "+r"(at));
+    auto& s = *reinterpret_cast<prompt_shared*>(memory + at);
+    if (threadIdx.x < reader_threads + filler_warps * warp_lanes)
+      fill_keys(s);
+    else
+      find_keys(s, a, n_rows);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;\n" : "+r"(at));
+    auto& s = *reinterpret_cast<prompt_shared*>(memory + at);
     read_rows(s, a, n_rows);
   }
 #else
@@ -221,8 +345,8 @@ void attention_prompt_cuda(const attention_args& args, const step_rows& rows, in
       cudaFuncSetAttribute(attention_prompt_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, prompt_shared_bytes),
       "attention_prompt: shared memory");
   const int64_t n_blocks = std::min<int64_t>(n_rows, lane.n_multiprocessors);
-  launch_early(attention_prompt_kernel, static_cast<unsigned>(n_blocks), prompt_readers + prompt_fillers,
-               prompt_shared_bytes, lane.on, "attention of prompt rows", a, n_rows);
+  launch_early(attention_prompt_kernel, static_cast<unsigned>(n_blocks), prompt_threads, prompt_shared_bytes, lane.on,
+               "attention of prompt rows", a, n_rows);
 }
 
 } // namespace troupe

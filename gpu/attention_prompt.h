@@ -12,7 +12,7 @@ namespace troupe {
 bool attention_prompt_serves(const attention_args&, const cuda_lane&);
 
 // Rows [first, first + n_rows) of the step. Precondition: it serves them, and step_kv was rounded as the rings are:
-// what bf16 does not hold of it is lost. Needs no scratch.
+// what f16 does not hold of it is lost. Needs no scratch.
 void attention_prompt_cuda(const attention_args&, const step_rows&, int64_t first, int64_t n_rows, const cuda_lane&);
 
 } // namespace troupe

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 
 namespace troupe {
 namespace {
@@ -113,7 +114,7 @@ private:
     }
     device_.set_row_classes({});
   }
-  kernel_finding attention(const std::string& kernel, int64_t heads, int64_t dim);
+  kernel_finding attention(const std::string& kernel, int64_t heads, int64_t dim, double bound);
   kernel_finding linear(const weight_variant&);
   kernel_finding experts(const weight_variant&);
 
@@ -181,12 +182,15 @@ void checker::caches() {
 }
 
 void checker::attention() {
-  findings.push_back(attention("attention", 3, 64));
-  for (const wide_attention form : {wide_attention{row_class::decode}, wide_attention{row_class::prefill}})
-    each_form(form, form.rows, [&] { return attention(name(form), 64, 512); });
+  findings.push_back(attention("attention", 3, 64, 3e-5));
+  // Prompts: queries and weights are off by 2^-11 in f16, scores here by 3.6 times that. What takes its place is exact.
+  for (const wide_attention form : {wide_attention{row_class::decode}, wide_attention{row_class::prefill}}) {
+    double bound = form.rows == row_class::prefill ? 0x1p-9 : 3e-5;
+    each_form(form, form.rows, [&] { return attention(name(form), 64, 512, std::exchange(bound, 3e-5)); });
+  }
 }
 
-kernel_finding checker::attention(const std::string& kernel, int64_t heads, int64_t dim) {
+kernel_finding checker::attention(const std::string& kernel, int64_t heads, int64_t dim, double bound) {
   const twin_rows rows = two_sequences();
   attention_args a;
   const auto q = floats({5, heads, dim}), kv = rounded({5, dim}, quantiser::fp8_32);
@@ -198,7 +202,7 @@ kernel_finding checker::attention(const std::string& kernel, int64_t heads, int6
     a.selected = chosen.of(h), a.sink = sink.of(h), a.window = 9, a.scale = 0.16F;
     b.attention(a, rows.of(h));
   });
-  return compare(kernel, o, 3e-5);
+  return compare(kernel, o, bound);
 }
 
 void checker::selection() {

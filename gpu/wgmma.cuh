@@ -1,5 +1,5 @@
-// Warp-group products of Hopper (sm_90a) with f32 sums: f16 with A from registers, B from shared memory (Spec: exl3.md
-// 13.6); bf16 with both from shared memory, or A from registers.
+// Warp-group products of Hopper (sm_90a) with f32 sums: of f16, B from shared memory, A from registers (Spec: exl3.md
+// 13.6) or from there too; of bf16 with A from registers.
 #pragma once
 
 #include "gpu/async_copy.cuh"
@@ -120,9 +120,9 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[96], const uint32_t (&a
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 
-// Both operands bf16 in shared memory. Rows of the 128-byte swizzle as above, by `descriptor`; a B whose rows are the
-// sixteen of the depth, by `turned_descriptor`: 64 columns of each, eight rows an atom, then the next eight rows; the
-// next 64 columns `step_bytes` further on; sixteen rows further on: + 128.
+// A as B in shared memory: rows of the 128-byte swizzle, by `descriptor`. A B whose rows are the sixteen of the depth,
+// by `turned_descriptor`: 64 columns of each, eight rows an atom, then the next eight rows; the next 64 columns
+// `step_bytes` further on; sixteen rows further on: + 128.
 __device__ __forceinline__ uint32_t turned_descriptor(const void* b, uint32_t step_bytes) {
   return (shared_address(b) & 0x3FFFF) >> 4 | step_bytes >> 4 << 16;
 }
@@ -135,7 +135,7 @@ template <int N> __device__ __forceinline__ void settle(float (&d)[N]) {
 
 #define TROUPE_SHARED_PRODUCT(n, sums, a, b, keep, turned)                                                             \
   "{\n.reg .b64 a, b;\n.reg .pred keep;\nmov.b64 a, {" a ", 0x40000040};\nmov.b64 b, {" b                              \
-  ", 0x40000040};\nsetp.ne.b32 keep, " keep ", 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" sums     \
+  ", 0x40000040};\nsetp.ne.b32 keep, " keep ", 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" sums       \
   "}, a, b, keep, 1, 1, 0, " turned ";\n}\n"
 
 // d (64 x 64) = a (64 x 16) b (16 x 64), plus d where `keep`. b in rows of its columns.
@@ -144,14 +144,22 @@ __device__ __forceinline__ void multiply_shared(float (&d)[32], uint32_t a, uint
                : TROUPE_D32(0)
                : "r"(a), "r"(b), "r"(static_cast<int>(keep)));
 }
-// d (64 x 256) += a (64 x 16) b (16 x 256). b turned.
-__device__ __forceinline__ void multiply_turned(float (&d)[128], uint32_t a, uint32_t b) {
-  asm volatile(TROUPE_SHARED_PRODUCT("256", TROUPE_TO_64 ", " TROUPE_R64 ", " TROUPE_R80 ", " TROUPE_R96, "%128",
-                                     "%129", "%130", "1")
-               : TROUPE_D32(0), TROUPE_D32(32), TROUPE_D32(64), TROUPE_D32(96)
+// d (64 x 128) += a (64 x 16) b (16 x 128). b turned.
+__device__ __forceinline__ void multiply_turned(float (&d)[64], uint32_t a, uint32_t b) {
+  asm volatile(TROUPE_SHARED_PRODUCT("128", TROUPE_TO_64, "%64", "%65", "%66", "1")
+               : TROUPE_D32(0), TROUPE_D32(32)
                : "r"(a), "r"(b), "r"(1));
 }
 #undef TROUPE_SHARED_PRODUCT
+
+// The same with a from registers, as above.
+__device__ __forceinline__ void multiply_turned(float (&d)[64], const uint32_t (&a)[4], uint32_t b) {
+  asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%68, 0x40000040};\n"
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TROUPE_TO_64
+               "}, {%64, %65, %66, %67}, b, 1, 1, 1, 1;\n}\n"
+               : TROUPE_D32(0), TROUPE_D32(32)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
 
 #undef TROUPE_PRODUCT
 #undef TROUPE_PRODUCT_OF
