@@ -20,19 +20,25 @@ struct row_list {
 };
 
 // A block a row. Bound by bytes: a row is read once, where a warp holds all it has of it.
-__global__ void __launch_bounds__(most_row_threads) transform_rows_kernel(const __grid_constant__ row_list a) {
-  __shared__ uint32_t largest[most_row_threads / 32];
-  const int64_t row = blockIdx.x;
-  const row_reader read{a.x + row * a.x_stride, a.in_real};
-  transform_row(a.to[0], row, a.in, a.suh[0], read, largest);
-}
-__global__ void __launch_bounds__(most_row_threads) transform_lists_kernel(const __grid_constant__ row_list a) {
+template <int Threads, int Blocks>
+__global__ void __launch_bounds__(Threads, Blocks) transform_rows_kernel(const __grid_constant__ row_list a) {
   __shared__ uint32_t largest[most_listed][most_row_threads / 32];
   const int64_t row = blockIdx.x;
   const int warp = static_cast<int>(threadIdx.x) / 32;
+  const row_reader read{a.x + row * a.x_stride, a.in_real};
+  if (Threads == most_row_threads && !fits_registers(a.in)) {
+    for (int m = 0; m < a.n; ++m) transform_row(row_target(a.to[m], row, a.in), a.in, a.suh[m], read, largest[m]);
+    return;
+  }
   float raw[2][8], v[2][8];
-  read_raw_unit(raw, warp, a.in, row_reader{a.x + row * a.x_stride, a.in_real});
-  for (int m = 0; m < a.n; ++m) transform_raw(a.to[m], row, raw, v, a.in, a.suh[m], largest[m]);
+  uint4 signs[2];
+  read_raw_unit(raw, warp, a.in, read);
+  read_signs(signs, warp, a.in, a.suh[0]);
+  for (int m = 0; m < a.n; ++m) {
+    sign_unit(v, raw, signs);
+    if (m + 1 < a.n) read_signs(signs, warp, a.in, a.suh[m + 1]);
+    transform_held(row_target(a.to[m], row, a.in), v, a.in, largest[m]);
+  }
 }
 
 // The tile that keeps all multiprocessors busy for the shortest time.
@@ -85,8 +91,9 @@ void trellis_gemms_cuda(std::span<const gemv_args> list, const cuda_lane& lane) 
       to.to[m].scale = cut.take<float>(to.to[m].groups * 8);
       to.suh[m] = list[static_cast<size_t>(m)].w.suh;
     }
-    const auto kernel = to.n == 1 ? transform_rows_kernel : transform_lists_kernel;
-    kernel<<<rows, row_threads(to.in), 0, lane.on>>>(to);
+    const int threads = row_threads(to.in);
+    const auto kernel = threads <= 320 ? transform_rows_kernel<320, 3> : transform_rows_kernel<most_row_threads, 1>;
+    kernel<<<rows, threads, 0, lane.on>>>(to);
     cuda_check_launch("trellis_gemm: rows");
     for (int m = 0; m < to.n; ++m) {
       const gemv_args& of = list[static_cast<size_t>(m)];

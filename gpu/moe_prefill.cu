@@ -4,6 +4,7 @@
 #include "gpu/moe_prefill.h"
 
 #include "gpu/cuda_check.cuh"
+#include "gpu/gated_unit.cuh"
 #include "gpu/gemm_rows.cuh"
 #include "gpu/moe_trellis.cuh"
 #include "gpu/row_grid.cuh"
@@ -25,6 +26,13 @@ constexpr int segment_lists = 3;
 constexpr int32_t large_tile = 256;
 __host__ __device__ constexpr int32_t list_tile(int list) { return list == 0 ? large_tile : list == 1 ? 64 : 32; }
 
+// What a sorted row is made with.
+struct alignas(16) sorted_pair {
+  const uint16_t* suh; // of its down matrix
+  float weight;
+  int32_t expert; // of the set; -1: a gap
+};
+
 // In device memory.
 struct sorted_rows {
   int32_t* count = nullptr;                  // (experts) pairs of each
@@ -32,7 +40,8 @@ struct sorted_rows {
   int32_t* n_rows = nullptr;                 // sorted rows with the gaps behind experts
   int32_t* n_segments = nullptr;             // (segment_lists)
   row_segment* segments[segment_lists] = {}; // by tile, of the slab
-  int32_t* pair = nullptr;                   // (sorted rows), -1 in a gap
+  row_region* regions = nullptr;             // (experts) of the slab
+  sorted_pair* pair = nullptr;               // (sorted rows)
   int32_t* place = nullptr;                  // (pairs): its sorted row; undefined for pairs of other ranks
 };
 
@@ -79,14 +88,16 @@ __global__ void __launch_bounds__(plan_threads) plan_segments_kernel(prefill_arg
   }
   const int begin = max(first, a.slab), n = max(min(first + all, a.slab + a.slab_rows) - begin, 0);
   const int whole = n / large_tile, rest = n % large_tile, group = (begin - a.slab) / 8;
+  const row_region region{group, (n + 7) / 8};
   int list = 0; // of the rest
   while (list + 1 < segment_lists && rest <= list_tile(list + 1)) ++list;
+  if (me < a.m.n_experts) a.s.regions[me] = region;
   for (int l = 0; l < segment_lists; ++l) {
     const int own = (l == 0 ? whole : 0) + (rest > 0 && list == l), to = sum_to_here(own, sums), at = to - own;
     if (me == plan_threads - 1) a.s.n_segments[l] = to;
     for (int i = 0; i < own; ++i) {
       const int done = l == 0 ? i : whole;
-      a.s.segments[l][at + i] = {me, group + done * (large_tile / 8), min(n - done * large_tile, large_tile)};
+      a.s.segments[l][at + i] = {me, group + done * (large_tile / 8), min(n - done * large_tile, large_tile), region};
     }
   }
 }
@@ -98,6 +109,7 @@ __global__ void __launch_bounds__(place_threads) place_pairs_kernel(prefill_args
   const int e = blockIdx.x, me = threadIdx.x, lane = me % 32, warp = me / 32, n_pairs = a.m.rows * a.m.k;
   const int n = a.s.count[e], first_row = a.s.first_row[e];
   if (n == 0) return;
+  const uint16_t* suh = a.m.table[e * 3 + 2].trellis.suh;
   int before = 0;
   for (int base = 0, turn = 0; base < n_pairs && before < n; base += 4 * place_threads, turn ^= 1) {
     const int first = base + 4 * me;
@@ -121,17 +133,11 @@ __global__ void __launch_bounds__(place_threads) place_pairs_kernel(prefill_args
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       if ((mine >> i & 1) != 0) {
-        a.s.pair[row] = first + i;
+        a.s.pair[row] = {suh, a.m.weights[first + i], e};
         a.s.place[first + i] = row++;
       }
   }
-  if (me < (n + 7) / 8 * 8 - n) a.s.pair[first_row + n + me] = -1;
-}
-
-// The pair of row `at` of the slab, -1: there is none.
-__device__ int pair_at(const prefill_args& a, int at) {
-  const int row = a.slab + at;
-  return row < *a.s.n_rows ? a.s.pair[row] : -1;
+  if (me < (n + 7) / 8 * 8 - n) a.s.pair[first_row + n + me] = {nullptr, 0, -1};
 }
 
 // The row of the slab that a pair of this rank's experts has; negative: none.
@@ -140,64 +146,89 @@ __device__ __forceinline__ int slab_row_of(const prefill_args& a, int64_t pair) 
   return at < a.slab_rows ? at : -1;
 }
 
-// Grid (rows of x, parts of their experts): for gate and for up of each expert that the slab has, from one reading
-// where a warp holds all it has of the row. Bound by bytes: what it writes is six times what it reads (real model, one
-// slab).
-__global__ void __launch_bounds__(most_row_threads) transform_pairs_kernel(prefill_args a) {
-  __shared__ uint32_t largest[2][most_row_threads / 32];
-  const int warp = static_cast<int>(threadIdx.x) / 32, in = a.m.table[0].trellis.in;
-  const int64_t first_pair = static_cast<int64_t>(blockIdx.x) * a.m.k;
-  const row_reader x{a.m.x + blockIdx.x * static_cast<int64_t>(a.m.dim), a.m.dim};
-  const bool held = fits_registers(in);
-  float raw[2][8], v[2][8];
-  bool is_read = false;
-  for (int slot = static_cast<int>(blockIdx.y); slot < a.m.k; slot += static_cast<int>(gridDim.y)) {
-    const int row = slab_row_of(a, first_pair + slot);
-    if (row < 0) continue;
-    const matrix_view* w = a.m.table + (a.m.ids[first_pair + slot] - a.m.first) * 3;
-    if (held && !is_read) {
-      read_raw_unit(raw, warp, in, x);
-      is_read = true;
+// What a pair that the slab has needs of its expert.
+struct pair_row {
+  const uint16_t* suh[2];
+  row_region region;
+  int32_t row; // of the slab
+};
+
+// A warp lists the pairs of a row in the slots of a part, ascending; how many there are.
+__device__ int list_pairs(const prefill_args& a, int64_t first_pair, pair_row (&list)[max_slots]) {
+  const int lane = threadIdx.x % 32, step = static_cast<int>(gridDim.y);
+  int n = 0;
+  for (int slot = static_cast<int>(blockIdx.y); slot < a.m.k; slot += 32 * step) {
+    const int mine = slot + lane * step, row = mine < a.m.k ? slab_row_of(a, first_pair + mine) : -1;
+    const uint32_t some = __ballot_sync(0xFFFFFFFF, row >= 0);
+    if (row >= 0) {
+      const int e = a.m.ids[first_pair + mine] - a.m.first;
+      const matrix_view* w = a.m.table + e * 3;
+      list[n + __popc(some & ((1U << lane) - 1))] = {{w[0].trellis.suh, w[1].trellis.suh}, a.s.regions[e], row};
     }
-    // A barrier of the other part lies between two uses of `largest[part]`.
-    for (int part = 0; part < 2; ++part)
-      if (held)
-        transform_raw(a.x[part], row, raw, v, in, w[part].trellis.suh, largest[part]);
-      else
-        transform_row(a.x[part], row, in, w[part].trellis.suh, x, largest[part]);
+    n += __popc(some);
   }
+  return n;
 }
 
-// A block a row of the slab: the activation, ready for the down product. What it reads of the products is on its way
-// before the pair is known, where a warp holds all it has of the row.
-__global__ void __launch_bounds__(most_row_threads) transform_hidden_kernel(prefill_args a) {
+// Grid (rows of x, parts of their experts): for gate and for up of each expert that the slab has, from one reading
+// where a warp holds all it has of the row. Bound by instructions before bytes, though it writes six times what it
+// reads (real model, one slab): hence an expert's signs are on their way while the one before is transformed.
+template <int Threads, int Blocks>
+__global__ void __launch_bounds__(Threads, Blocks) transform_pairs_kernel(const __grid_constant__ prefill_args a) {
+  __shared__ uint32_t largest[2][most_row_threads / 32];
+  __shared__ pair_row list[max_slots];
+  __shared__ int32_t n_shared;
+  const int warp = static_cast<int>(threadIdx.x) / 32, in = a.m.table[0].trellis.in;
+  if (warp == 0) n_shared = list_pairs(a, blockIdx.x * static_cast<int64_t>(a.m.k), list); // the same of all lanes
+  const row_reader x{a.m.x + blockIdx.x * static_cast<int64_t>(a.m.dim), a.m.dim};
+  __syncthreads();
+  const int n = n_shared;
+  if (n == 0) return;
+  // A barrier of the other part lies between two uses of `largest[part]`.
+  if (Threads == most_row_threads && !fits_registers(in)) {
+    for (int i = 0; i < n; ++i)
+      for (int part = 0; part < 2; ++part)
+        transform_row(row_target(a.x[part], list[i].region, list[i].row, in), in, list[i].suh[part], x, largest[part]);
+    return;
+  }
+  float raw[2][8], v[2][8];
+  uint4 signs[2];
+  read_raw_unit(raw, warp, in, x);
+  read_signs(signs, warp, in, list[0].suh[0]);
+  for (int i = 0; i < n; ++i)
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      sign_unit(v, raw, signs);
+      if (part == 0 || i + 1 < n) read_signs(signs, warp, in, list[i + part].suh[1 - part]);
+      transform_held(row_target(a.x[part], list[i].region, list[i].row, in), v, in, largest[part]);
+    }
+}
+
+// A block a row of the slab: the activation, ready for the down product. Bound by instructions before bytes: 70 % of
+// the issue slots at 47 % of DRAM while the activation had branches (ncu, H200, 2026-11).
+template <int Threads, int Blocks>
+__global__ void __launch_bounds__(Threads, Blocks) transform_hidden_kernel(const __grid_constant__ prefill_args a) {
   __shared__ uint32_t largest[most_row_threads / 32];
   const int64_t row = blockIdx.x;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const row_reader gate{a.product[0] + row * a.m.width, a.m.width}, up{a.product[1] + row * a.m.width, a.m.width};
-  const bool held = fits_registers(a.hidden_in);
-  float g[2][8], u[2][8];
-  if (held) {
-    read_raw_unit(g, warp, a.hidden_in, gate);
-    read_raw_unit(u, warp, a.hidden_in, up);
+  const int warp = static_cast<int>(threadIdx.x) / 32, in = a.hidden_in, width = a.m.width;
+  if (a.slab + row >= *a.s.n_rows) return;
+  const sorted_pair p = a.s.pair[a.slab + row];
+  const row_reader gate{a.product[0] + row * width, width}, up{a.product[1] + row * width, width};
+  const float limit = a.m.limit; // zeros behind the width stay zeros
+  if (Threads == most_row_threads && !fits_registers(in)) {
+    if (p.expert < 0) return;
+    const auto activation = [&](int k) { return gated_four(gate(k), up(k), p.weight, limit); };
+    return transform_row(row_target(a.hidden, a.s.regions[p.expert], row, in), in, p.suh, activation, largest);
   }
-  const int pair = pair_at(a, static_cast<int>(row));
-  if (pair < 0) return;
-  const uint16_t* suh = a.m.table[(a.m.ids[pair] - a.m.first) * 3 + 2].trellis.suh;
-  const float weight = a.m.weights[pair], limit = a.m.limit; // zeros behind the width stay zeros
-  if (!held) {
-    const auto activation = [&](int k) {
-      const float4 x = gate(k), y = up(k);
-      return make_float4(gated(x.x, y.x, weight, limit), gated(x.y, y.y, weight, limit), gated(x.z, y.z, weight, limit),
-                         gated(x.w, y.w, weight, limit));
-    };
-    return transform_row(a.hidden, row, a.hidden_in, suh, activation, largest);
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i)
-#pragma unroll
-    for (int j = 0; j < 8; ++j) g[i][j] = gated(g[i][j], u[i][j], weight, limit);
-  transform_raw(a.hidden, row, g, u, a.hidden_in, suh, largest);
+  float g[2][8], u[2][8]; // on their way before the pair is known
+  read_raw_unit(g, warp, in, gate);
+  read_raw_unit(u, warp, in, up);
+  if (p.expert < 0) return;
+  uint4 signs[2];
+  read_signs(signs, warp, in, p.suh);
+  gated_unit(g, u, p.weight, limit);
+  sign_unit(g, g, signs);
+  transform_held(row_target(a.hidden, a.s.regions[p.expert], row, in), g, in, largest);
 }
 
 // A block adds what the slab has of a row, ascending by sorted row, that is by expert: so the order does not depend on
@@ -239,7 +270,8 @@ int64_t cut_buffers(prefill_args& a, const cuda_lane& lane) {
   a.s.n_rows = cut.take<int32_t>(1);
   a.s.n_segments = cut.take<int32_t>(segment_lists);
   for (row_segment*& list : a.s.segments) list = cut.take<row_segment>(a.m.n_experts + rows / large_tile);
-  a.s.pair = cut.take<int32_t>(a.most_rows);
+  a.s.regions = cut.take<row_region>(a.m.n_experts);
+  a.s.pair = cut.take<sorted_pair>(a.most_rows);
   a.s.place = cut.take<int32_t>(pairs);
   for (gemm_rows* r : {&a.x[0], &a.x[1], &a.hidden}) {
     r->groups = rows / 8;
@@ -277,6 +309,22 @@ void multiply_lists(gemm_args g, const prefill_args& a, const cuda_lane& lane) {
   }
 }
 
+void launch_pairs(const prefill_args& a, const cuda_expert_set& set, const cuda_lane& lane) {
+  const int threads = row_threads(set.gate.trellis.in);
+  // Few rows: more blocks of each.
+  const int parts = std::clamp(row_blocks * lane.n_multiprocessors / a.m.rows, 1, a.m.k);
+  const auto kernel = threads <= 320 ? transform_pairs_kernel<320, 3> : transform_pairs_kernel<most_row_threads, 1>;
+  kernel<<<dim3(a.m.rows, parts), threads, 0, lane.on>>>(a);
+  cuda_check_launch("experts: rows");
+}
+
+void launch_hidden(const prefill_args& a, const cuda_expert_set& set, const cuda_lane& lane) {
+  const int threads = row_threads(set.down.trellis.in);
+  const auto kernel = threads <= 160 ? transform_hidden_kernel<160, 6> : transform_hidden_kernel<most_row_threads, 1>;
+  kernel<<<a.slab_rows, threads, 0, lane.on>>>(a);
+  cuda_check_launch("experts: activation");
+}
+
 void multiply_experts(const prefill_args& a, const cuda_expert_set& set, const cuda_lane& lane) {
   gemm_args up;
   up.w = set.gate.trellis;
@@ -288,8 +336,7 @@ void multiply_experts(const prefill_args& a, const cuda_expert_set& set, const c
     up.y[part] = a.product[part];
   }
   multiply_lists(up, a, lane);
-  transform_hidden_kernel<<<a.slab_rows, row_threads(set.down.trellis.in), 0, lane.on>>>(a);
-  cuda_check_launch("experts: activation");
+  launch_hidden(a, set, lane);
   gemm_args down;
   down.w = set.down.trellis;
   down.first_part = 2;
@@ -307,10 +354,7 @@ void run_slab(const prefill_args& a, const cuda_expert_set& set, const cuda_lane
     place_pairs_kernel<<<set.n_experts, place_threads, 0, lane.on>>>(a);
     cuda_check_launch("experts: places");
   }
-  const int parts =
-      std::clamp(row_blocks * lane.n_multiprocessors / a.m.rows, 1, a.m.k); // few rows: more blocks of each
-  transform_pairs_kernel<<<dim3(a.m.rows, parts), row_threads(set.gate.trellis.in), 0, lane.on>>>(a);
-  cuda_check_launch("experts: rows");
+  launch_pairs(a, set, lane);
   multiply_experts(a, set, lane);
   const auto kernel = in_fours(a.m.dim, {a.m.y, a.outputs}) ? sum_sorted_kernel<true> : sum_sorted_kernel<false>;
   kernel<<<a.m.rows, sum_threads, 0, lane.on>>>(a);

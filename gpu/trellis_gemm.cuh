@@ -61,6 +61,7 @@ struct gemm_item {
     const int chunks = a.w.out / 128;
     trellis_view w = a.w;
     int part = 0, chunk, group;
+    row_region region;
     if (a.table != nullptr) {
       const int each = a.parts * chunks;
       const row_segment s = a.segments[i / each];
@@ -68,6 +69,7 @@ struct gemm_item {
       chunk = i % each % chunks;
       w = a.table[s.expert * 3 + a.first_part + part].trellis;
       group = s.first_group;
+      region = s.region;
       n_rows = s.n_rows;
     } else {
       const int rows = a.tile_rows, tiles = (a.n_rows + rows - 1) / rows, band = i / (row_band * chunks);
@@ -75,11 +77,12 @@ struct gemm_item {
       chunk = at / in_band;
       const int first = (band * row_band + at % in_band) * rows;
       group = first / 8;
+      region.groups = static_cast<int32_t>(a.x[0].groups);
       n_rows = min(rows, a.n_rows - first);
     }
     words = w.words + static_cast<int64_t>(chunk) * (w.in / 16) * (32 * w.rate);
-    x = a.x[part].at + group * gemm_rows::atom_bytes;
-    x_step = a.x[part].groups * gemm_rows::atom_bytes;
+    x = region.at(a.x[part].at, group, w.in);
+    x_step = region.groups * gemm_rows::atom_bytes;
     scale = a.x[part].scale + group * 8;
     svh = w.svh + chunk * 128;
     column = chunk * 128;

@@ -11,7 +11,8 @@
 namespace troupe {
 
 // Transformed rows in device memory: (in / 64, groups, 8 rows, 64) f16 with the 16-byte piece c of row r at c ^ r, as
-// tensor cores want it in shared memory, so that any run of groups is one copy per 64 inputs.
+// tensor cores want it in shared memory, so that any run of groups is one copy per 64 inputs. Rows of segments: the
+// same for the groups of each region on its own, region after region.
 struct gemm_rows {
   uint8_t* at = nullptr;
   float* scale = nullptr; // (8 groups): a row's value is scale times what is stored
@@ -20,11 +21,21 @@ struct gemm_rows {
   static constexpr int64_t size_bytes(int64_t groups, int64_t in) { return groups * (in / 64) * atom_bytes; }
 };
 
+// Groups that lie together in gemm_rows.
+struct alignas(8) row_region {
+  int32_t first_group = 0, groups = 0;
+  // The group's first 64 inputs; the next are groups * atom_bytes on.
+  __host__ __device__ uint8_t* at(uint8_t* rows, int64_t group, int64_t in) const {
+    return rows + (first_group * (in / 64) + group - first_group) * gemm_rows::atom_bytes;
+  }
+};
+
 // Rows of one expert that are multiplied together; they begin at a group.
 struct row_segment {
   int32_t expert;
   int32_t first_group;
   int32_t n_rows;
+  row_region region; // all groups of the expert, so that a row is written near itself
 };
 
 struct gemm_args {
