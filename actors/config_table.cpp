@@ -31,7 +31,7 @@ const setting table[] = {
     {"max_queue_wait", &settings::max_queue_wait_s, "Seconds a request may wait before it starts, then 429; 0: any time, and a stream opens when it is queued.", 0, 604800},
     {"max_connections", &settings::max_connections, "Open connections; one more is answered 503 and closed.", 1, 1 << 20},
     {"max_context", &settings::max_context, "Tokens of prompt and answer together; 0: what the model says.", 0, 1 << 30},
-    {"chunk_tokens", &settings::chunk_tokens, "Tokens of prompts and answers in one step. A CUDA device has 256 KB of scratch for each, 512 to 2,304 MB in all.", 1, 65536},
+    {"chunk_tokens", &settings::chunk_tokens, "Tokens of prompts and answers in one step. A CUDA device has 256 KB of scratch for each and 112 MB, 512 to 2,304 MB in all.", 1, 65536},
     {"max_gap", &settings::max_gap_ms, "Milliseconds between two tokens of a stream that prompts beside it may cause.", 1, 600000},
     {"overcommit", &settings::overcommit, "Start a request before all its max_tokens have room; when room runs out, the youngest of the lowest class waits and goes on later."},
     {"kv_memory_mb", &settings::kv_memory_bytes, "MiB for the KV cache and the state of sequences.", 1, 1 << 24, {}, mib},

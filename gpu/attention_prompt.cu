@@ -1,4 +1,4 @@
-// Attention of prompt rows in one kernel of warp-group products: scores, softmax and weighted sum, a block a row.
+// Attention of prompt rows in one kernel of warp-group products: scores, softmax and weighted sum.
 //
 // Real shape, a row: 64 heads x 512 with up to 640 keys, ten tiles of 64. Queries, weights and keys are one f16 each: 2
 // x 21 M products, 20 k clocks of a multiprocessor's tensor cores, 0.7 ms for 8192 rows; queries in and sums out

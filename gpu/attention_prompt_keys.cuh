@@ -1,5 +1,5 @@
-// The filling warps of attention_prompt.cu: one looks for the keys of each row, seven bring queries and keys into
-// shared memory as f16. For .cu files only.
+// The filling warps of attention_prompt.cu: one looks for the keys of each row, seven bring them into shared
+// memory as f16. For .cu files only.
 #pragma once
 
 #include "gpu/attention_prompt.cuh"

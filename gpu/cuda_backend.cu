@@ -40,11 +40,12 @@ public:
     lane_.on = stream_.get();
     lane_.n_multiprocessors = properties.multiProcessorCount;
     lane_.multiprocessor_shared_bytes = static_cast<int32_t>(properties.sharedMemPerMultiprocessor);
+    lane_.block_shared_bytes = static_cast<int32_t>(properties.sharedMemPerBlockOptin);
     lane_.most_cluster = byte_form_cluster();
     lane_.has_wgmma = lane_.has_few_attention = lane_.has_prompt_attention =
         properties.major == 9 && properties.minor == 0;
     lane_.scratch_bytes = c.scratch_bytes;
-    lane_.scratch = memory_.take(c.scratch_bytes, "scratch", lane_.on);
+    lane_.scratch = memory_.take(c.scratch_bytes, "scratch (of chunk_tokens rows)", lane_.on);
     lane_.n_counters = n_lane_counters;
     lane_.counters = reinterpret_cast<uint32_t*>(memory_.take(n_lane_counters * 4, "counters", lane_.on));
     side_lane_ = lane_;

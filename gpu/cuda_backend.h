@@ -22,10 +22,11 @@ struct cuda_device_info {
 };
 std::vector<cuda_device_info> list_cuda_devices(std::string& why);
 
-// Scratch of a backend whose steps have up to `chunk_rows` rows: 256 KB a row take the real model's six experts of a
-// row at once (39 KB each), so that each of their outputs is read once. 512 MB at least, 2.25 GB at most.
+// Scratch of a backend whose steps have up to `chunk_rows` rows: 256 KB a row and 112 MB take the real model's six
+// experts of a row at once (39 KB each, and up to seven spare rows behind each of 384 experts), so that each of their
+// outputs is read once. 512 MB at least, 2.25 GB at most.
 constexpr int64_t scratch_of_chunk(int64_t chunk_rows) {
-  return std::clamp(chunk_rows << 18, int64_t{512} << 20, int64_t{2304} << 20);
+  return std::clamp((chunk_rows << 18) + (int64_t{112} << 20), int64_t{512} << 20, int64_t{2304} << 20);
 }
 
 struct cuda_backend_config {

@@ -21,7 +21,8 @@ struct cuda_lane {
   int64_t n_counters = 0;
   int32_t n_multiprocessors = 0;
   int32_t multiprocessor_shared_bytes = 0;
-  int32_t most_cluster = 1; // byte_form_cluster()
+  int32_t block_shared_bytes = 0; // that a block may ask for at most
+  int32_t most_cluster = 1;       // byte_form_cluster()
   // Integer products of mul1 matrices that the self-check found wrong, bit r: rate r. The f16 form serves them.
   uint32_t parked_linears = 0, parked_experts = 0;
   row_class rows = row_class::decode;

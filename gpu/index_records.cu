@@ -380,8 +380,9 @@ bool record_scores_serve(const index_view& a) {
 }
 
 void run_record_scores(const index_view& a, int64_t n_rows, int64_t n_items, const cuda_lane& lane) {
-  // Few rows are spread over the device; candidates are a row's own.
-  if (n_rows >= fewest_grouped && a.candidates == nullptr && a.heads <= grouped_heads)
+  // Few rows are spread over the device; candidates are a row's own. Cards with 99 KB a block have no room for groups.
+  const bool fits = lane.block_shared_bytes >= int64_t{sizeof(scores_memory<grouped_rows, grouped_heads>)};
+  if (fits && n_rows >= fewest_grouped && a.candidates == nullptr && a.heads <= grouped_heads)
     launch_scores<grouped_rows, grouped_heads>(a, n_rows, n_items, lane);
   else
     launch_scores<1, max_heads>(a, n_rows, n_items, lane);

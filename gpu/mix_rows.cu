@@ -261,7 +261,8 @@ void mix_rows_cuda(mix_pointers a, const matrix_view& fn, int64_t n_rows, const 
     const mix_product p{
         a.h, static_cast<const float*>(fn.plain.weight), reinterpret_cast<float*>(lane.scratch), n, fn.in, slices};
     const bool fills = n * slices.n * 4 >= 3 * 8 * warp_rows * int64_t{lane.n_multiprocessors}; // as good as a turn
-    fills ? launch_products<8>(p, lane) : launch_products<2>(p, lane);
+    const bool fits = lane.block_shared_bytes >= int64_t{sizeof(mix_memory<8>)}; // not on cards with 99 KB a block
+    fills&& fits ? launch_products<8>(p, lane) : launch_products<2>(p, lane);
     mix_rows_kernel<<<static_cast<unsigned>((n + 2 * tail_warps - 1) / (2 * tail_warps)), 32 * tail_warps, 0,
                       lane.on>>>(a, p.part, n, slices.n);
     cuda_check_launch("mix: coefficients");

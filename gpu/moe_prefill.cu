@@ -204,8 +204,7 @@ __global__ void __launch_bounds__(Threads, Blocks) transform_pairs_kernel(const 
     }
 }
 
-// A block a row of the slab: the activation, ready for the down product. Bound by instructions before bytes: 70 % of
-// the issue slots at 47 % of DRAM while the activation had branches (ncu, H200, 2026-11).
+// A block a row of the slab: the activation, ready for the down product. Bound by instructions before bytes.
 template <int Threads, int Blocks>
 __global__ void __launch_bounds__(Threads, Blocks) transform_hidden_kernel(const __grid_constant__ prefill_args a) {
   __shared__ uint32_t largest[most_row_threads / 32];

@@ -170,6 +170,8 @@ __global__ void __launch_bounds__(threads, 1) plain_groups_kernel(plain_product 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     multiply_stages(s, p, first_row, first_out, begin, end);
   }
+#else
+  __trap(); // cuda_lane::has_wgmma was wrong: the build has no code for sm_90a
 #endif
 }
 

@@ -58,8 +58,8 @@ TEST_CASE("cuda mix: coefficients are near the twin and a row's own, in both cla
     }
 }
 
-// The product itself, which the gates of the case above would hide behind their slopes: with no base, a scale that
-// keeps a sigmoid straight and one step of Sinkhorn it can be read back.
+// The product itself, which the gates of the case above would hide behind their slopes: with no base it can be read
+// back from the first gates.
 TEST_CASE("cuda mix: products of prompts keep the bits of f32 weights") {
   twins t;
   t.device->set_row_classes(all_prefill);
