@@ -21,8 +21,7 @@
 
 namespace troupe {
 
-constexpr size_t piece_bytes =
-    size_t{1} << 20; // of an image or an entry of the disk tier in one message; none is larger
+constexpr size_t piece_bytes = 1 << 20; // of an image or an entry of the disk tier in one message; none is larger
 
 // Ids: distinct types, so that one cannot be passed for another.
 enum class turn_id : uint64_t {};
@@ -213,6 +212,7 @@ struct tier_read {
   entry_id entry{};
   snapshot_id snapshot{}; // 0: a block
   int32_t slot = -1;      // where the block's bytes go
+  int64_t n_tokens = 0;   // of the snapshot
 };
 // A rank works through it in this order: saves_before, ended, started, moves, reads, cached, rows, saves_after, writes,
 // dropped, removes. Reads, writes and removes only begin then: tier_disk does them.

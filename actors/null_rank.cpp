@@ -100,6 +100,7 @@ paced_rank::behavior_type null_rank_behavior(null_rank_pointer self, null_rank_c
       },
       [](const image_piece&) {},
       [](const tier_arrived&) {},
+      [](const tier_done&) {},
       [=](const wiring& w) {
         auto& s = self->state;
         s.epoch = w.epoch;

@@ -20,7 +20,7 @@ bool prefix_index::begin_read(node& n) {
   n.is_loading = true;
   enter(n, tier::memory);
   loads_[n.entry] = {&n, {}, false, slot, 0};
-  reads_.push_back({n.entry, {}, slot});
+  reads_.push_back({n.entry, {}, slot, 0});
   return true;
 }
 
@@ -34,7 +34,7 @@ bool prefix_index::begin_read(snapshot_id id, snapshot& s) {
   ++n_in_memory_;
   enter(id, s, tier::memory);
   loads_[s.entry] = {nullptr, id, false, slot, 0};
-  reads_.push_back({s.entry, id, slot});
+  reads_.push_back({s.entry, id, slot, s.n_tokens});
   return true;
 }
 

@@ -2,6 +2,7 @@
 #include "actors/rank.h"
 
 #include "actors/guard.h"
+#include "actors/kv_cache.h"
 #include "actors/rank_state.h"
 #include "actors/scheduler.h"
 #include "actors/step_carrier.h"
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace troupe {
 
@@ -36,6 +38,9 @@ struct running_rank {
   step_counts counted;                                       // of these weights, what `numbers` have
   tier_disk_actor disk;                                      // may be none
   std::unordered_map<entry_id, std::vector<uint8_t>> coming; // from it, pieces so far
+  std::unordered_set<entry_id> arrived;                      // whole and fitting; kv_cache does not know yet
+  std::string misfit;                                        // of those that do not fit, why the first does not
+  kv_cache_actor kv_cache;
 };
 using rank_pointer = rank_actor::stateful_pointer<running_rank>;
 
@@ -69,10 +74,32 @@ void take_entry(running_rank& s, tier_arrived& piece) {
     if (all.size() < size) return;
     bytes = std::move(all);
   }
-  // Its checksum was right, so it was written for another shape: what builds on it fails when it is restored.
-  if (const auto why = s.sequences->arrive(piece.where, std::move(bytes), *s.parts.weights))
-    spdlog::error("rank: {}", *why);
   s.coming.erase(piece.where.entry);
+  auto why = s.sequences->arrive(piece.where, std::move(bytes), *s.parts.weights);
+  if (!why)
+    s.arrived.insert(piece.where.entry);
+  else if (s.misfit.empty())
+    s.misfit = std::move(*why);
+}
+
+// An entry that does not fit, though its checksum is right, was written for another shape: to kv_cache it is as one
+// that could not be read.
+void judge_entries(rank_pointer self, tier_done& done, counters& numbers) {
+  auto& s = self->state;
+  if (done.cache != s.cache || !s.kv_cache) return;
+  int64_t n_misfits = 0;
+  for (auto& r : done.results) {
+    const bool is_here = s.arrived.erase(r.entry) > 0;
+    n_misfits += r.is_done && !is_here;
+    r.is_done = r.is_done && is_here;
+  }
+  if (n_misfits > 0) {
+    numbers.disk_read_errors += n_misfits;
+    spdlog::warn("cache on disk: {} files do not fit this model, first {}", n_misfits,
+                 s.misfit.empty() ? "one without bytes" : s.misfit);
+  }
+  s.misfit.clear();
+  self->send(s.kv_cache, std::move(done));
 }
 
 // Every rank runs a row or none does: a rank that lacks it would leave the others waiting in a collective. Adds what
@@ -213,6 +240,7 @@ rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
         if (const auto why = self->state.sequences->take(std::move(piece))) spdlog::warn("rank: refused {}", *why);
       },
       [=](tier_arrived& piece) { take_entry(self->state, piece); },
+      [=](tier_done& done) { judge_entries(self, done, *numbers); },
       [=](const wiring& w) {
         auto& s = self->state;
         if (w.epoch == s.epoch) return; // again, from a new engram_fetch
@@ -220,7 +248,9 @@ rank_actor::behavior_type rank_behavior(rank_pointer self, rank_config config,
         if (w.cache != s.cache) {
           s.sequences->forget_snapshots();
           s.coming.clear();
+          s.arrived.clear();
         }
+        s.kv_cache = caf::actor_cast<kv_cache_actor>(w.kv_cache);
         const auto r = static_cast<size_t>(config.rank);
         s.disk = r < w.disks.size() ? caf::actor_cast<tier_disk_actor>(w.disks[r]) : tier_disk_actor{};
         s.epoch = w.epoch;

@@ -21,8 +21,9 @@ class collective;
 // load_atom: makes the parts on the rank's own thread; an error says what failed. A wiring ends every sequence; weights
 // and images stay, and so do snapshots unless its `cache` is new. A step that comes again is dropped. A step whose
 // side-table rows do not come in time fails its sequences with 503.
-using rank_actor = caf::typed_actor<caf::reacts_to<step_ready>, caf::reacts_to<image_piece>, caf::reacts_to<wiring>,
-                                    caf::reacts_to<tier_arrived>, caf::replies_to<load_atom>::with<bool>>;
+using rank_actor =
+    caf::typed_actor<caf::reacts_to<step_ready>, caf::reacts_to<image_piece>, caf::reacts_to<wiring>,
+                     caf::reacts_to<tier_arrived>, caf::reacts_to<tier_done>, caf::replies_to<load_atom>::with<bool>>;
 
 struct rank_parts {
   rank_parts();

@@ -35,7 +35,7 @@ public:
   // is not here.
   using write_order = std::function<void(const tier_write&, const std::optional<std::vector<std::byte>>&)>;
   void end(const step_placed&, std::span<const sequence_failure>, model&, const write_order& write = {});
-  // An entry that was read from disk. A value: why it cannot be what was written.
+  // An entry that was read from disk. A value: why it does not fit the model.
   std::optional<std::string> arrive(const tier_read& where, std::vector<uint8_t>&& payload, const model& weights) {
     return snapshots_.arrive(where, std::move(payload), weights);
   }

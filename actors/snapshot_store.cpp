@@ -96,6 +96,9 @@ std::optional<std::string> snapshot_store::arrive(const tier_read& where, std::v
   }
   const auto all = std::as_bytes(std::span(payload));
   const auto of_block = all.last(block_bytes), rest = all.first(all.size() - block_bytes);
+  try {
+    weights.check_snapshot(where.n_tokens, rest);
+  } catch (const std::runtime_error& e) { return e.what(); }
   if (where.slot >= 0) at(where.slot).to_save().assign(of_block.begin(), of_block.end());
   auto& bytes = bytes_[where.snapshot];
   size_bytes_ += static_cast<int64_t>(rest.size()) - static_cast<int64_t>(bytes.size());

@@ -27,8 +27,8 @@ public:
   // The bytes of an entry for the disk: of a snapshot its own, then those of its part of a block. nullopt: they are not
   // here, since their step failed.
   std::optional<std::vector<std::byte>> payload(const tier_write&, model&) const;
-  // The same bytes back, into the places that were ordered; those of a block stay where they are. A value: why they
-  // cannot be what was written.
+  // The same bytes back, into the places that were ordered; those of a block stay where they are. A value: why they do
+  // not fit the model; nothing of them is kept then.
   std::optional<std::string> arrive(const tier_read&, std::vector<uint8_t>&& payload, const model&);
 
   size_t n_snapshots() const { return bytes_.size(); }

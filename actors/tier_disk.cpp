@@ -32,15 +32,11 @@ struct disk_state {
   rank_actor rank;
   kv_cache_actor kv_cache;
   std::unordered_map<entry_id, std::vector<std::byte>> coming; // pieces so far
-  tier_done done;
 };
 using tier_disk_pointer = tier_disk_actor::stateful_pointer<disk_state>;
 
-void tell(tier_disk_pointer self) {
-  auto& s = self->state;
-  if (s.done.results.empty()) return;
-  s.done.cache = s.cache;
-  self->send(s.kv_cache, std::exchange(s.done, {}));
+void tell_written(tier_disk_pointer self, entry_id entry, bool is_done) {
+  self->send(self->state.kv_cache, tier_done{self->state.cache, {{entry, true, is_done}}});
 }
 
 // One a line: the entry's number, then the name.
@@ -80,7 +76,6 @@ void begin(tier_disk_pointer self, const tier_disk_config& config, const tier_wi
   s.rank = caf::actor_cast<rank_actor>(w.rank);
   s.kv_cache = caf::actor_cast<kv_cache_actor>(w.kv_cache);
   s.coming.clear();
-  s.done = {};
   if (!s.files) {
     s.files.emplace(tier_folder{config.folder / ("rank-" + std::to_string(config.rank)), config.fingerprint,
                                 config.rank, config.n_ranks, config.max_bytes / 2});
@@ -111,16 +106,13 @@ void write(tier_disk_pointer self, const tier_write& what, std::span<const std::
     ++numbers.disk_writes;
     numbers.disk_bytes_written += static_cast<int64_t>(payload.size());
   }
-  s.done.results.push_back({what.entry, true, !why});
+  tell_written(self, what.entry, !why);
 }
 
 void take(tier_disk_pointer self, const tier_save& piece, counters& numbers) {
   auto& s = self->state;
   const auto entry = piece.what.entry;
-  if (!piece.is_there || !s.is_open) {
-    s.done.results.push_back({entry, true, false});
-    return tell(self);
-  }
+  if (!piece.is_there || !s.is_open) return tell_written(self, entry, false);
   auto& bytes = s.coming[entry];
   TROUPE_CHECK(piece.offset == static_cast<int64_t>(bytes.size()), "pieces of an entry come in order");
   const auto more = std::as_bytes(std::span(piece.bytes));
@@ -128,7 +120,6 @@ void take(tier_disk_pointer self, const tier_save& piece, counters& numbers) {
   if (static_cast<int64_t>(bytes.size()) < piece.size_bytes) return;
   write(self, piece.what, bytes, numbers);
   s.coming.erase(entry);
-  tell(self);
 }
 
 // An entry that was read, and why it was not.
@@ -137,7 +128,8 @@ struct found_entry {
   std::optional<tier_error> why;
 };
 
-void send_found(tier_disk_pointer self, const tier_read& where, found_entry&& found, counters& numbers) {
+// Whether the rank gets its bytes.
+bool send_found(tier_disk_pointer self, const tier_read& where, found_entry&& found, counters& numbers) {
   auto& s = self->state;
   const bool is_there = s.is_open && !found.why;
   const size_t size = found.payload.size();
@@ -159,7 +151,7 @@ void send_found(tier_disk_pointer self, const tier_read& where, found_entry&& fo
       self->send(s.rank, out);
     }
   }
-  s.done.results.push_back({where.entry, false, is_there});
+  return is_there;
 }
 
 // What of an order could not be read: one line, though a prefix is hundreds of files.
@@ -182,11 +174,13 @@ void read_some(tier_disk_pointer self, std::span<const tier_read> reads, refused
     for_each_parallel(reads.size(), s.n_readers, [&](size_t i) {
       found[i].why = s.files->read(static_cast<uint64_t>(reads[i].entry), found[i].payload);
     });
+  tier_done done{s.cache, {}};
   for (size_t i = 0; i < reads.size(); ++i) {
     if (found[i].why) refused.add(*found[i].why);
-    send_found(self, reads[i], std::move(found[i]), numbers);
+    const bool is_sent = send_found(self, reads[i], std::move(found[i]), numbers);
+    done.results.push_back({reads[i].entry, false, is_sent});
   }
-  tell(self);
+  self->send(s.rank, std::move(done)); // which judges them
 }
 
 tier_disk_actor::behavior_type tier_disk_behavior(tier_disk_pointer self, tier_disk_config config,

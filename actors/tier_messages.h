@@ -23,14 +23,15 @@ struct tier_orders {
   std::vector<tier_read> reads;
   std::vector<uint64_t> removes; // entry_id
 };
-// tier_disk -> rank: an entry that was read, piece by piece in order, before kv_cache hears of it.
+// tier_disk -> rank: an entry that was read, piece by piece in order.
 struct tier_arrived {
   uint64_t cache = 0; // of wiring
   tier_read where;
   int64_t size_bytes = 0, offset = 0;
   std::vector<uint8_t> bytes;
 };
-// tier_disk -> kv_cache: what became of reads and writes.
+// tier_disk -> kv_cache: what became of writes. Of reads: tier_disk -> rank, behind their bytes, -> kv_cache; done are
+// those whose bytes the rank has, and that fit its model.
 struct tier_result {
   entry_id entry{};
   bool is_write = false, is_done = false;

@@ -66,7 +66,7 @@ TROUPE_FIELDS_OF_LIST(new_blocks, x.blocks, int32_t, x.id)
 TROUPE_FIELDS(cached_prefix, x.id, x.n_tokens, x.snapshot, x.before, x.seen)
 TROUPE_FIELDS(block_move, x.what, x.from, x.to)
 TROUPE_FIELDS(tier_write, x.entry, x.parent, x.n_tokens, x.floor, x.salt, x.symbols, x.snapshot, x.block, x.slot)
-TROUPE_FIELDS(tier_read, x.entry, x.snapshot, x.slot)
+TROUPE_FIELDS(tier_read, x.entry, x.snapshot, x.slot, x.n_tokens)
 TROUPE_FIELDS(snapshot_save, x.slot, x.n_tokens, x.snapshot)
 TROUPE_FIELDS_OF_LISTS(step_placed, x.dropped, x.removes, x.plan, x.blocks, x.cached, x.saves_before, x.saves_after,
                        x.moves, x.reads, x.writes)

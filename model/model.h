@@ -175,6 +175,8 @@ public:
   virtual void load_slot(int32_t slot, int64_t n_tokens, std::span<const std::byte> from) {
     (void)slot, (void)n_tokens, (void)from;
   }
+  // What load_slot would throw of these bytes, thrown before anything of a slot is touched.
+  virtual void check_snapshot(int64_t n_tokens, std::span<const std::byte> from) const { (void)n_tokens, (void)from; }
   // Everything cached in block `from`, over what block `to` holds.
   virtual void copy_block(int32_t from, int32_t to) { (void)from, (void)to; }
   // The same through host memory: bytes of a block (plan_state().per_block; `to` is replaced) and back, in any block.

@@ -30,6 +30,10 @@ void model_v41::load_slot(int32_t slot, int64_t n_tokens, std::span<const std::b
   if (late_context_) late_context_->load(slot, n_tokens);
 }
 
+void model_v41::check_snapshot(int64_t n_tokens, std::span<const std::byte> from) const {
+  deepseek_v41::check_snapshot(caches_, snapshot_rows_, n_tokens, from);
+}
+
 void model_v41::copy_block(int32_t from, int32_t to) {
   TROUPE_CHECK(std::min(from, to) >= 0 && std::max(from, to) < options_.n_blocks, "a block number is below n_blocks");
   deepseek_v41::copy_block(be_, config_, caches_, from, to);

@@ -36,6 +36,7 @@ public:
   int64_t snapshot_slack() const override { return slack_; }
   void save_slot(int32_t slot, int64_t n_tokens, std::vector<std::byte>& to) override;
   void load_slot(int32_t slot, int64_t n_tokens, std::span<const std::byte> from) override;
+  void check_snapshot(int64_t n_tokens, std::span<const std::byte> from) const override;
   void copy_block(int32_t from, int32_t to) override;
   int64_t block_bytes() const override;
   void save_block(int32_t block, std::vector<std::byte>& to) override;

@@ -62,7 +62,13 @@ void expect(const char* what, int64_t expected, int64_t found) {
                              std::to_string(found));
 }
 
-void check(const header& want, const header& got, size_t size) {
+header checked(std::span<const layer_cache> caches, int64_t rows, int64_t n_tokens, std::span<const std::byte> from) {
+  const header want = describe(caches, rows, n_tokens);
+  header got;
+  if (from.size() < sizeof got)
+    throw std::runtime_error("snapshot: expected a header of " + std::to_string(sizeof got) + " bytes, found " +
+                             std::to_string(from.size()));
+  std::memcpy(&got, from.data(), sizeof got);
   expect("magic", want.magic, got.magic);
   expect("version", want.version, got.version);
   expect("tokens", want.n_tokens, got.n_tokens);
@@ -72,10 +78,11 @@ void check(const header& want, const header& got, size_t size) {
   expect("pending groups", want.n_pending, got.n_pending);
   expect("bytes of a pending group", want.pending_bytes, got.pending_bytes);
   expect("bytes in all", want.size_bytes, got.size_bytes);
-  expect("bytes", want.size_bytes, static_cast<int64_t>(size));
+  expect("bytes", want.size_bytes, static_cast<int64_t>(from.size()));
   if (got.floor < 0 || got.floor > want.n_tokens)
     throw std::runtime_error("snapshot: floor: expected one from 0 to " + std::to_string(want.n_tokens) + ", found " +
                              std::to_string(got.floor));
+  return got;
 }
 
 } // namespace
@@ -113,14 +120,14 @@ void save_snapshot(backend& be, std::span<const layer_cache> caches, int64_t row
   }
 }
 
+void check_snapshot(std::span<const layer_cache> caches, int64_t rows, int64_t n_tokens,
+                    std::span<const std::byte> from) {
+  checked(caches, rows, n_tokens, from);
+}
+
 int64_t load_snapshot(backend& be, std::span<const layer_cache> caches, int64_t rows, int32_t slot, int64_t n_tokens,
                       std::span<const std::byte> from) {
-  header h;
-  if (from.size() < sizeof h)
-    throw std::runtime_error("snapshot: expected a header of " + std::to_string(sizeof h) + " bytes, found " +
-                             std::to_string(from.size()));
-  std::memcpy(&h, from.data(), sizeof h);
-  check(describe(caches, rows, n_tokens), h, from.size());
+  const header h = checked(caches, rows, n_tokens, from);
   const std::byte* at = from.data() + sizeof h;
   for (const layer_cache& c : caches) {
     each_piece(c, h, slot, [&](tensor piece, int64_t offset) { be.upload(piece, at + offset, piece.size_bytes()); });

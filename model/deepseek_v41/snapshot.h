@@ -23,8 +23,9 @@ int64_t bytes_per_snapshot(const config&, cache_form, bool with_draft);
 // slot has run at least n_tokens and at most `slack` positions more.
 void save_snapshot(backend&, std::span<const layer_cache>, int64_t rows, int32_t slot, int64_t n_tokens, int64_t floor,
                    std::vector<std::byte>& to);
-// Puts the state back, in any slot, and returns the floor. Throws std::runtime_error that says what does not fit: the
-// magic, version, position, shape or size.
+// Throws std::runtime_error that says what does not fit: the magic, version, position, shape or size.
+void check_snapshot(std::span<const layer_cache>, int64_t rows, int64_t n_tokens, std::span<const std::byte> from);
+// Puts the state back, in any slot, and returns the floor. Throws the same.
 int64_t load_snapshot(backend&, std::span<const layer_cache>, int64_t rows, int32_t slot, int64_t n_tokens,
                       std::span<const std::byte> from);
 

@@ -1,6 +1,7 @@
 // The tiers through the real ring with the shipped model: what comes back from host memory or from disk, after a
 // restart too, gives the tokens and log-probabilities of a run that never lost it.
 #include "storage/check.h"
+#include "storage/tier_files.h"
 #include "tests/actors/tier_ring.h"
 #include "tests/safetensors_writer.h"
 
@@ -33,6 +34,22 @@ void check_writes_again(tier_ring& r, int64_t n_writes) {
   r.w.advance(std::chrono::minutes(2));
   r.ask(some_tokens(300, 20));
   CHECK(r.r.numbers->disk_writes > n_writes);
+}
+
+// Entry `i` of a folder again, with other bytes and checksums that are right: what a bug of another build would leave.
+fs::path rewrite(const fs::path& folder, size_t i, const std::function<void(std::vector<std::byte>&)>& change) {
+  tier_files files({folder / "rank-0", "fp_test", 0, 1, 0});
+  REQUIRE_FALSE(files.open());
+  auto all = files.scan();
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  auto& e = all.at(i);
+  std::vector<std::byte> payload;
+  REQUIRE_FALSE(files.read(e.id, payload));
+  change(payload);
+  e.payload_bytes = static_cast<int64_t>(payload.size());
+  files.remove(e.id);
+  REQUIRE_FALSE(files.write(e, payload));
+  return files.path_of(e.id);
 }
 
 struct disarmed {
@@ -173,6 +190,41 @@ TEST_CASE("tiers: a corrupt file is a miss, a line in the log, and gone") {
     const auto got = again.ask(prompt);
     same(*got, *want);
     CHECK(again.r.numbers->disk_read_errors <= 1);
+    CHECK(again.ask(prompt)->usage.cached_tokens == 399);
+  }
+}
+
+TEST_CASE("tiers: an entry of another shape is a miss, a line in the log, and gone") {
+  using bytes = std::vector<std::byte>;
+  const std::function<void(bytes&)> changes[] = {
+      [](bytes& b) { b.resize(b.size() - 8); },
+      [](bytes& b) { b.resize(b.size() + 8); },
+      [](bytes& b) { b.clear(); },
+      [](bytes& b) { b.resize(5); },
+      [](bytes& b) { b[24] = std::byte{7}; }, // how many rings a snapshot has; of a block, a value as good as any
+  };
+  const auto prompt = some_tokens(400, 5);
+  tier_ring plain({.n_slots = 0, .n_snapshots = 0});
+  const auto want = plain.ask(prompt);
+  const test::temp_folder before;
+  { tier_ring({.folder = before.path()}).ask(prompt); }
+  // Six blocks, then the ends of prompt and reply. Nobody asks for the latter.
+  for (const auto& [i, k] : std::vector<std::pair<size_t, size_t>>{
+           {0, 0}, {2, 1}, {4, 2}, {5, 3}, {6, 0}, {6, 1}, {6, 2}, {6, 3}, {6, 4}, {7, 4}}) {
+    CAPTURE(i);
+    CAPTURE(k);
+    const test::temp_folder folder;
+    fs::copy(before.path(), folder.path(), fs::copy_options::recursive);
+    const auto victim = rewrite(folder.path(), i, changes[k]);
+    const log_lines log;
+    tier_ring again({.folder = folder.path()});
+    const auto got = again.ask(prompt);
+    same(*got, *want);
+    const bool is_read = i < 7;
+    CHECK((got->usage.cached_tokens == 399) == !is_read);
+    CHECK(again.r.numbers->disk_read_errors == is_read);
+    CHECK(log.n_of("do not fit this model") == is_read);
+    CHECK(fs::exists(victim) == !is_read);
     CHECK(again.ask(prompt)->usage.cached_tokens == 399);
   }
 }

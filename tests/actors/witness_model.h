@@ -28,11 +28,14 @@ public:
     std::memcpy(to.data(), tokens.data(), to.size());
   }
   void load_slot(int32_t slot, int64_t n_tokens, std::span<const std::byte> from) override {
-    if (from.size() != static_cast<size_t>(n_tokens) * sizeof(int32_t))
-      throw std::runtime_error("a snapshot of another length");
+    check_snapshot(n_tokens, from);
     auto& tokens = tokens_[slot];
     tokens.resize(static_cast<size_t>(n_tokens));
     std::memcpy(tokens.data(), from.data(), from.size());
+  }
+  void check_snapshot(int64_t n_tokens, std::span<const std::byte> from) const override {
+    if (from.size() != static_cast<size_t>(n_tokens) * sizeof(int32_t))
+      throw std::runtime_error("a snapshot of another length");
   }
   void copy_block(int32_t from, int32_t to) override { blocks_[to] = blocks_[from]; }
   int64_t block_bytes() const override { return info().block_tokens * int64_t{sizeof(int32_t)}; }

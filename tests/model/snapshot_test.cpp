@@ -201,6 +201,10 @@ TEST_CASE("snapshot: what does not fit is refused by name") {
         by.load_slot(0, n, b);
         FAIL("expected a refusal: " << why);
       } catch (const std::runtime_error& e) { CHECK(std::string(e.what()).find(why) != std::string::npos); }
+      try {
+        by.check_snapshot(n, b);
+        FAIL("expected the same refusal beforehand: " << why);
+      } catch (const std::runtime_error& e) { CHECK(std::string(e.what()).find(why) != std::string::npos); }
     };
     refused(m.of(), 50, bytes, "tokens: expected 50, found 51");
     refused(m.of(), 51, {bytes.begin(), bytes.begin() + 7}, "found 7");
