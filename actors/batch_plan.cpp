@@ -186,6 +186,16 @@ void batch_policy::accept_tokens(sequence_result& r, turns::iterator t, sequence
   if (!a.tokens.empty() || a.end != end_cause::none) out.push_back(std::move(a));
 }
 
+// Its first rows have run.
+void batch_policy::note_lookup(const sequence& s, const sequence_result& r) {
+  auto& of = s.n_cached < 0 ? lookups_ : returns_;
+  of.n_asked += static_cast<int64_t>(s.what.prompt.size());
+  of.n_found += r.cached_tokens;
+  of.from_memory += r.from_memory;
+  of.from_disk += r.from_disk;
+  of.from_device += std::max<int64_t>(r.cached_tokens - r.from_memory - r.from_disk, 0); // blocks come in as wholes
+}
+
 // What the results will touch, level by level.
 void batch_policy::fetch(const step_result& result) {
   coming_.clear();
@@ -215,6 +225,7 @@ void batch_policy::accept(step_result&& result, time now, std::vector<accepted_t
     auto& s = t->sequences[i];
     if (s.n_left() > 0) // cached positions ran no rows
       step_.n_prefill_rows += std::max<int64_t>(r.n_tokens - std::max(s.n_done, r.cached_tokens), 0);
+    if (s.n_done == 0 && r.failure.empty()) note_lookup(s, r);
     s.n_done = sound_tokens(r, s.n_done);
     accept_tokens(r, t, s, now, out);
   }

@@ -55,6 +55,11 @@ public:
   void accept(step_result&&, time now, std::vector<accepted_tokens>& out);
   // Sequences whose first rows have run since the last call: their cached tokens are known, tokens are left out.
   std::vector<accepted_tokens> take_begun() { return std::exchange(begun_, {}); }
+  // What was looked up since the last call: by prompts that came first, and by those that came back after a parking or
+  // a restart, which count among the former once.
+  bool has_lookups() const { return lookups_.n_asked + returns_.n_asked > 0; }
+  cache_lookups take_lookups() { return std::exchange(lookups_, {}); }
+  cache_lookups take_returns() { return std::exchange(returns_, {}); }
 
   int64_t n_running() const { return n_running_; }      // sequences
   int64_t n_waiting() const { return waiting_.size(); } // turns, parked ones included
@@ -96,6 +101,7 @@ private:
   void plan_drafts(step_plan&, int64_t n_prompt_rows);
   void ask_for_drafts(step_plan&);
   void take_drafts(sequence&, sequence_result&);
+  void note_lookup(const sequence&, const sequence_result&);
   void learn_step(const step_result&, time now);
   void fetch(const step_result&);
   void plan_rows(step_plan&, const turn&, sequence&, int64_t n_rows);
@@ -110,6 +116,7 @@ private:
   std::vector<int32_t> free_slots_;
   std::vector<sequence_end> ended_;    // not told yet
   std::vector<accepted_tokens> begun_; // the same
+  cache_lookups lookups_, returns_;
   int64_t n_reserved_ = 0, n_running_ = 0, n_parkings_ = 0, n_paused_ = 0;
   std::array<int64_t, 5> n_ended_{};
   draft_policy drafts_;

@@ -36,6 +36,12 @@ struct batch_limits {
 inline constexpr int32_t n_classes = 3;
 inline int32_t class_of(int32_t priority) { return priority <= 0 ? 0 : priority <= 9 ? 1 : 2; }
 
+// What the prefix cache had for prompts that began to run.
+struct cache_lookups {
+  int64_t n_asked = 0, n_found = 0;                        // tokens
+  int64_t from_device = 0, from_memory = 0, from_disk = 0; // of those found
+};
+
 struct batch_sequence {
   sequence_admit what;
   int32_t slot = -1;

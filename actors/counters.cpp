@@ -54,8 +54,9 @@ void counters::forget_traffic() {
                   &parse_errors,  &stray_markers, &sink_full,    &sink_closed,   &dropped_messages,
                   &draft_rounds,  &turns,         &ended_refused})
     n->store(0, std::memory_order_relaxed);
-  for (auto* n : {&cache_hits_device, &cache_hits_memory, &cache_hits_disk, &disk_writes, &disk_bytes_written,
-                  &disk_write_errors, &disk_reads, &disk_bytes_read, &disk_read_errors})
+  for (auto* n : {&cache_hits_device, &cache_hits_memory, &cache_hits_disk, &cache_returns_device,
+                  &cache_returns_memory, &cache_returns_disk, &disk_writes, &disk_bytes_written, &disk_write_errors,
+                  &disk_reads, &disk_bytes_read, &disk_read_errors})
     n->store(0, std::memory_order_relaxed);
   for (auto* places : {&drafts_at, &accepted_drafts_at})
     for (auto& n : *places) n.store(0, std::memory_order_relaxed);

@@ -45,7 +45,12 @@ struct counters {
   // scheduler
   std::atomic<int64_t> running{0}, waiting{0}, steps{0}, rows{0}, refused{0};
   std::atomic<int64_t> paused{0}; // turns, now
-  std::atomic<int64_t> prompt_tokens{0}, preemptions{0};
+  std::atomic<int64_t> preemptions{0};
+  // Prompt tokens looked up in the prefix cache and found, each choice for itself and once; of the hits, by tier.
+  std::atomic<int64_t> cache_queries{0}, cache_hits{0};
+  std::atomic<int64_t> cache_hits_device{0}, cache_hits_memory{0}, cache_hits_disk{0};
+  // What sequences found, generated tokens too, that came back after a parking or a restart, by tier.
+  std::atomic<int64_t> cache_returns_device{0}, cache_returns_memory{0}, cache_returns_disk{0};
   std::atomic<int64_t> turn_us{0}; // how long a turn runs, on the average; 0: none has ended
   // prepare: turns whose prompt is not ready
   std::atomic<int64_t> preparing{0};
@@ -58,8 +63,6 @@ struct counters {
   std::array<std::atomic<int64_t>, n_draft_places> drafts_at{}, accepted_drafts_at{};
   // kv_cache
   std::atomic<int64_t> blocks{0}, blocks_used{0}, blocks_cached{0}, snapshots{0};
-  std::atomic<int64_t> cache_queries{0}, cache_hits{0}; // prompt tokens looked up and found, each choice for itself
-  std::atomic<int64_t> cache_hits_device{0}, cache_hits_memory{0}, cache_hits_disk{0}; // of the hits, by tier
   std::atomic<int64_t> blocks_in_memory{0}, disk_bytes{0}; // the tiers' contents, on each rank
   // tier_disk, of all ranks together
   std::atomic<int64_t> disk_writes{0}, disk_bytes_written{0}, disk_write_errors{0};
@@ -67,7 +70,8 @@ struct counters {
   // engram_fetch
   std::atomic<int64_t> engram_rows{0}, engram_bytes{0};
   // fan_out
-  std::atomic<int64_t> generated_tokens{0}, cached_tokens{0}; // as in usage: what lies behind a stop string is not
+  // As in usage, each turn once: the prompt of several choices is one, what lies behind a stop string is not said.
+  std::atomic<int64_t> prompt_tokens{0}, generated_tokens{0}, cached_tokens{0};
   std::atomic<int64_t> parse_errors{0}, stray_markers{0}, sink_closed{0};
   std::atomic<int64_t> sink_full{0}; // pauses so far
   // ring: what an older epoch sent; restarts of its actors (and of prepare's desk), and turns that went on behind one

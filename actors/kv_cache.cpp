@@ -61,16 +61,7 @@ void tell_pins(kv_cache_pointer self) {
 
 void place(kv_cache_pointer self, step_plan&& plan) {
   auto& s = self->state;
-  auto& ledger = *s.ledger;
-  const int64_t asked = ledger.n_asked(), found = ledger.n_found(), memory = ledger.n_found_in_memory(),
-                disk = ledger.n_found_on_disk();
-  s.newest = ledger.place(std::move(plan), self->clock().now());
-  s.numbers->cache_queries += ledger.n_asked() - asked;
-  s.numbers->cache_hits += ledger.n_found() - found;
-  const int64_t lower = ledger.n_found_in_memory() - memory + ledger.n_found_on_disk() - disk;
-  s.numbers->cache_hits_memory += ledger.n_found_in_memory() - memory;
-  s.numbers->cache_hits_disk += ledger.n_found_on_disk() - disk;
-  s.numbers->cache_hits_device += std::max<int64_t>(ledger.n_found() - found - lower, 0);
+  s.newest = s.ledger->place(std::move(plan), self->clock().now());
   show(s);
   for (const auto& n : s.next) self->send(n, s.newest);
 }

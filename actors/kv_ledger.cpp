@@ -166,10 +166,8 @@ bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed) {
   if (!take_blocks(s, r, hit, placed)) return false;
   s.has_begun = true;
   s.n_kept = static_cast<int64_t>(hit.blocks.size()) + hit.n_in_memory;
-  n_asked_ += n_prompt;
-  n_found_ += hit.n_tokens;
-  (s.n_fetches > 0 ? n_found_on_disk_ : n_found_in_memory_) += hit.n_in_memory * config_.block_tokens;
-  cached_prefix c{r.id, hit.n_tokens, hit.snapshot, {}, {}};
+  cached_prefix c{r.id, hit.n_tokens, 0, 0, hit.snapshot, {}, {}};
+  (s.n_fetches > 0 ? c.from_disk : c.from_memory) = hit.n_in_memory * config_.block_tokens;
   const auto end = s.start.prompt.begin() + hit.n_tokens;
   c.before.assign(end - std::min(hit.n_tokens, n_before), end);
   s.recent = c.before;

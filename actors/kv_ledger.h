@@ -65,10 +65,6 @@ public:
 
   const block_pool& pool() const { return pool_; }
   const prefix_index& index() const { return index_; }
-  int64_t n_asked() const { return n_asked_; } // prompt tokens looked up, and found
-  int64_t n_found() const { return n_found_; }
-  int64_t n_found_in_memory() const { return n_found_in_memory_; } // of n_found: brought in from host memory
-  int64_t n_found_on_disk() const { return n_found_on_disk_; }     // and of sequences that waited for the disk
 
 private:
   struct sequence {
@@ -111,7 +107,6 @@ private:
   prefix_index index_;
   std::unordered_map<sequence_id, sequence> sequences_;
   std::vector<snapshot_save> late_saves_; // of end_all
-  int64_t n_asked_ = 0, n_found_ = 0, n_found_in_memory_ = 0, n_found_on_disk_ = 0;
   // Disk tier.
   std::vector<snapshot_id> to_write_; // made in the step that runs
   std::vector<snapshot_id> later_;    // could not be written yet

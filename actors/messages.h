@@ -182,8 +182,8 @@ struct new_blocks {
 };
 struct cached_prefix { // rides with the first rows of a sequence
   sequence_id id{};
-  int64_t n_tokens = 0;        // found in the prefix cache; 0: nothing, and what follows is empty
-  snapshot_id snapshot{};      // to be put into the sequence's slot before the rows run
+  int64_t n_tokens = 0, from_memory = 0, from_disk = 0; // found in the prefix cache; of them, brought in from there
+  snapshot_id snapshot{};      // to be put into the sequence's slot before the rows run; none without n_tokens
   std::vector<int32_t> before; // the last of these tokens, for the side tables
   std::vector<int32_t> seen;   // distinct ids among them, where a penalty counts the prompt
 };
@@ -244,11 +244,11 @@ struct step_ready {
 // 7. rank 0 -> scheduler.
 struct sequence_result {
   sequence_id id{};
-  std::vector<sampled_token> tokens; // empty for a prefill chunk that is not the last
-  int64_t cached_tokens = 0;
-  std::string failure;                  // not empty: this sequence cannot go on
-  int32_t status = 500;                 // HTTP status of the failure
-  int64_t n_tokens = 0;                 // positions computed so far, cached ones included
+  std::vector<sampled_token> tokens;                         // empty for a prefill chunk that is not the last
+  int64_t cached_tokens = 0, from_memory = 0, from_disk = 0; // as in cached_prefix
+  std::string failure;                                       // not empty: this sequence cannot go on
+  int32_t status = 500;                                      // HTTP status of the failure
+  int64_t n_tokens = 0;                                      // positions computed so far, cached ones included
   int32_t n_drafts = 0, n_accepted = 0; // verified in this step; tokens[0, n_accepted) were among them
   std::vector<int32_t> next_drafts;     // guesses behind the last of `tokens`, empty where none were wanted
   std::vector<float> confidence;        // of each, given that those before it are right

@@ -121,7 +121,7 @@ std::optional<std::string> rank_state::hand_over_images(sequence& s, const plann
 
 // The first rows of a sequence come next: where they begin, and what lies before them.
 std::optional<std::string> rank_state::enter(sequence& s, const cached_prefix& c, model* weights) {
-  s.cached_tokens = c.n_tokens;
+  s.cached_tokens = c.n_tokens, s.from_memory = c.from_memory, s.from_disk = c.from_disk;
   if (s.sampler) s.sampler->see_prompt(c.seen);
   for (const auto& place : s.start.images) {
     s.spans.push_back({place.start, place.grid_h, place.grid_w, place.image});
@@ -289,7 +289,7 @@ std::vector<sequence_result> rank_state::answer(const step_plan& plan, std::span
       out.status = failure->status;
       continue;
     }
-    out.cached_tokens = s.cached_tokens;
+    out.cached_tokens = s.cached_tokens, out.from_memory = s.from_memory, out.from_disk = s.from_disk;
     out.n_tokens = r.start + static_cast<int64_t>(r.tokens.size()) - r.n_drafts;
     if (!first_drawn_[i]) continue;
     TROUPE_CHECK(*first_drawn_[i] + static_cast<size_t>(r.n_drafts) < drawn_.ids.size(),

@@ -68,8 +68,8 @@ private:
     std::vector<int32_t> blocks;
     std::vector<image_span> spans;
     std::vector<int32_t> handles;
-    std::optional<sampler_state> sampler; // where ranks sample
-    int64_t cached_tokens = 0;
+    std::optional<sampler_state> sampler;                      // where ranks sample
+    int64_t cached_tokens = 0, from_memory = 0, from_disk = 0; // as in cached_prefix
   };
   void drop_images(sequence_id, model*);
   void drop_left_over(std::span<const sequence_id> wanted, model*);

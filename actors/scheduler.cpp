@@ -118,11 +118,8 @@ void admit(scheduler_pointer self, turn_admit& turn) {
     return;
   }
   std::vector<sequence_id> with_images; // the ranks already hold images of these
-  int64_t n_prompt = 0;
-  for (const auto& q : turn.sequences) {
-    n_prompt += static_cast<int64_t>(q.prompt.size());
+  for (const auto& q : turn.sequences)
     if (!q.images.empty()) with_images.push_back(q.id);
-  }
   if (s.gone.count(id)) {
     for (const auto q : with_images) s.policy.forget(q);
     return pump(self);
@@ -137,7 +134,6 @@ void admit(scheduler_pointer self, turn_admit& turn) {
     pump(self);
     return;
   }
-  s.numbers->prompt_tokens += n_prompt;
   if (may_expire)
     s.unopened.emplace(id, asker);
   else
@@ -169,6 +165,18 @@ void count_drafts(counters& n, const step_result& result) {
   }
 }
 
+void count_lookups(counters& n, batch_policy& policy) {
+  const auto first = policy.take_lookups(), again = policy.take_returns();
+  n.cache_queries += first.n_asked;
+  n.cache_hits += first.n_found;
+  n.cache_hits_device += first.from_device;
+  n.cache_hits_memory += first.from_memory;
+  n.cache_hits_disk += first.from_disk;
+  n.cache_returns_device += again.from_device;
+  n.cache_returns_memory += again.from_memory;
+  n.cache_returns_disk += again.from_disk;
+}
+
 void take_result(scheduler_pointer self, step_result& result) {
   auto& s = self->state;
   if (result.epoch != s.epoch) {
@@ -184,6 +192,7 @@ void take_result(scheduler_pointer self, step_result& result) {
   std::vector<accepted_tokens> accepted;
   accepted.reserve(result.results.size());
   s.policy.accept(std::move(result), now, accepted);
+  if (s.policy.has_lookups()) count_lookups(*s.numbers, s.policy);
   if (const bool is_weak = s.policy.has_weak_drafts(); is_weak != s.numbers->weak_drafts) {
     s.numbers->weak_drafts = is_weak;
     spdlog::warn("scheduler: drafts are {} as the drafter believes",

@@ -2,6 +2,7 @@
 // again, and what the sink has had already is dropped on the way.                             Design section 3.
 #include "actors/turn_table.h"
 
+#include <optional>
 #include <utility>
 
 namespace troupe {
@@ -15,15 +16,14 @@ void turn_table::replay(turn_replayed&& r, time now, outcome& out) {
     t.first_at = t.last_at = now;
   }
   for (auto& a : r.said) {
-    if (a.end == end_cause::failed) {
-      const auto error = to_error(a);
-      fail(id, error, now, out);
-      return;
-    }
     t.usage.accepted_drafts += a.n_accepted;
     t.usage.rejected_drafts += a.n_drafts - a.n_accepted;
+    std::optional<api_error> failure;
+    if (a.end == end_cause::failed) failure = to_error(a);
+    if (failure) a.end = end_cause::none;
     replay_choice(t, std::move(a), out);
     if (!t.drafts.empty()) push(t, out);
+    if (failure) return fail(id, *failure, now, out);
   }
   if (t.n_open == 0) finish(t, to_text(t.worst), now, out);
 }
@@ -44,6 +44,7 @@ void turn_table::replay_choice(turn& t, accepted_tokens&& said, outcome& out) {
     if (i < tokens.size()) one.tokens = {std::move(tokens[i])};
     if (i + 1 >= tokens.size()) one.end = end;
     take(t, c, index, std::move(one), out);
+    count_spoken(t, c);
     for (const auto& d : t.drafts) n_ridden += static_cast<int64_t>(d.n_tokens);
     const bool was_sent = c.has_ended ? sent.has_ended : n_ridden <= sent.n_tokens;
     if (was_sent) {
@@ -52,6 +53,20 @@ void turn_table::replay_choice(turn& t, accepted_tokens&& said, outcome& out) {
       push(t, out);
     }
   }
+}
+
+// What the counters have of a choice is kept where a restart leaves it alone, so that nothing is counted twice.
+turn_progress::choice& turn_table::progress(turn& t, const choice& c) {
+  auto& all = t.sink->sent.choices;
+  const auto index = static_cast<size_t>(c.index);
+  if (index >= all.size()) all.resize(index + 1);
+  return all[index];
+}
+
+void turn_table::count_spoken(turn& t, const choice& c) {
+  auto& counted = progress(t, c).n_counted;
+  if (c.n_tokens <= counted) return; // running through again what was said before a restart
+  numbers_.generated_tokens += c.n_tokens - std::exchange(counted, c.n_tokens);
 }
 
 bool turn_table::is_paused(turn_id id) const {

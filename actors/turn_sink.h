@@ -49,7 +49,9 @@ struct api_error {
 // How far the output of a turn has got. Whoever pushes keeps it up to date, so that a new fan_out can go on from there.
 struct turn_progress {
   struct choice {
-    int64_t n_tokens = 0; // that have ridden with a delta
+    int64_t n_tokens = 0;   // that have ridden with a delta
+    int64_t n_counted = 0;  // that the counters have
+    bool has_begun = false; // the counters have what its prompt found cached
     bool has_ended = false;
   };
   bool is_open = false;

@@ -81,6 +81,7 @@ void turn_table::queued(turn_id id, outcome& out) {
   if (found == turns_.end()) return;
   auto& t = *found->second;
   if (std::exchange(t.sink->sent.is_open, true)) return; // before a restart
+  numbers_.prompt_tokens += t.usage.prompt_tokens;
   numbers_.prompt_size.observe(static_cast<double>(t.usage.prompt_tokens));
   if (!t.prompt_text.empty()) t.sink->show_prompt(t.prompt_text);
   t.sink->open(t.prompt_ids);
@@ -152,8 +153,6 @@ void turn_table::end_choice(turn& t, choice& c, size_t index, finish_cause cause
   --t.n_open;
   sequences_.erase(c.id);
   if (cause == finish_cause::length || t.worst == finish_cause::stop) t.worst = cause;
-  numbers_.parse_errors += static_cast<int64_t>(c.parser->n_parse_errors());
-  numbers_.stray_markers += static_cast<int64_t>(c.parser->n_stray_markers());
 }
 
 // Held text carries no token: what comes rides with the end.
@@ -185,7 +184,7 @@ void turn_table::take(turn& t, choice& c, size_t index, accepted_tokens&& a, out
   if (!c.counted_first) {
     c.counted_first = true;
     t.usage.cached_tokens += a.cached_tokens;
-    numbers_.cached_tokens += a.cached_tokens;
+    if (!std::exchange(progress(t, c).has_begun, true)) numbers_.cached_tokens += a.cached_tokens;
     t.queue_us = std::max(t.queue_us, a.queue_us);
   }
   const size_t first = c.held.size();
@@ -236,12 +235,13 @@ void turn_table::push(turn& t, outcome& out) {
       delta.call_index = t.events[d.event].call_index;
     }
   }
-  auto& sent = t.sink->sent.choices;
   for (const auto& d : t.drafts) { // before the push: what a sink was given when it threw is never given again
-    const auto index = static_cast<size_t>(t.choices[d.choice].index);
-    if (index >= sent.size()) sent.resize(index + 1);
-    sent[index].n_tokens += static_cast<int64_t>(d.n_tokens);
-    if (d.what == turn_delta::kind::end) sent[index].has_ended = true;
+    const auto& c = t.choices[d.choice];
+    auto& sent = progress(t, c);
+    sent.n_tokens += static_cast<int64_t>(d.n_tokens);
+    if (d.what != turn_delta::kind::end || std::exchange(sent.has_ended, true)) continue;
+    numbers_.parse_errors += static_cast<int64_t>(c.parser->n_parse_errors());
+    numbers_.stray_markers += static_cast<int64_t>(c.parser->n_stray_markers());
   }
   const auto state = t.sink->push(deltas_);
   count_ridden(t);
@@ -303,7 +303,7 @@ void turn_table::take_step(turn& t, size_t index, accepted_tokens&& a, time now,
   const int64_t n_drafts = a.n_drafts, n_accepted = a.n_accepted, before = t.usage.completion_tokens;
   take(t, t.choices[index], index, std::move(a), out);
   const int64_t n_spoken = t.usage.completion_tokens - before;
-  numbers_.generated_tokens += n_spoken;
+  count_spoken(t, t.choices[index]);
   if (n_drafts == 0) return;
   const int64_t n_kept = std::min(n_accepted, n_spoken); // a stop string may cut the run
   t.usage.accepted_drafts += n_kept;

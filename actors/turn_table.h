@@ -100,6 +100,8 @@ private:
   void end_choice(turn&, choice&, size_t index, finish_cause, int32_t stop_token);
   void push(turn&, outcome&);
   void count_ridden(turn&);
+  static turn_progress::choice& progress(turn&, const choice&);
+  void count_spoken(turn&, const choice&);
   void replay_choice(turn&, accepted_tokens&&, outcome&);
   void observe(turn&, size_t n_tokens, time now);
   void finish(turn&, std::string cause, time now, outcome&);

@@ -63,7 +63,7 @@ TROUPE_FIELDS(planned_rows, x.id, x.slot, x.start, x.tokens, x.samples, x.n_draf
 TROUPE_FIELDS(sequence_end, x.id, x.slot, x.n_tokens, x.is_parked)
 TROUPE_FIELDS_OF_LIST(step_plan, x.with_images, uint64_t, x.epoch, x.step, x.started, x.rows, x.ended, x.ends_resume)
 TROUPE_FIELDS_OF_LIST(new_blocks, x.blocks, int32_t, x.id)
-TROUPE_FIELDS(cached_prefix, x.id, x.n_tokens, x.snapshot, x.before, x.seen)
+TROUPE_FIELDS(cached_prefix, x.id, x.n_tokens, x.from_memory, x.from_disk, x.snapshot, x.before, x.seen)
 TROUPE_FIELDS(block_move, x.what, x.from, x.to)
 TROUPE_FIELDS(tier_write, x.entry, x.parent, x.n_tokens, x.floor, x.salt, x.symbols, x.snapshot, x.block, x.slot)
 TROUPE_FIELDS(tier_read, x.entry, x.snapshot, x.slot, x.n_tokens)
@@ -72,8 +72,8 @@ TROUPE_FIELDS_OF_LISTS(step_placed, x.dropped, x.removes, x.plan, x.blocks, x.ca
                        x.moves, x.reads, x.writes)
 TROUPE_FIELDS(sequence_failure, x.id, x.why, x.status)
 TROUPE_FIELDS(step_ready, x.placed)
-TROUPE_FIELDS(sequence_result, x.id, x.tokens, x.cached_tokens, x.failure, x.status, x.n_tokens, x.n_drafts,
-              x.n_accepted, x.next_drafts, x.confidence)
+TROUPE_FIELDS(sequence_result, x.id, x.tokens, x.cached_tokens, x.from_memory, x.from_disk, x.failure, x.status,
+              x.n_tokens, x.n_drafts, x.n_accepted, x.next_drafts, x.confidence)
 TROUPE_FIELDS(step_result, x.epoch, x.step, x.results, x.compute_us, x.draft_us)
 TROUPE_FIELDS(accepted_tokens, x.id, x.tokens, x.cached_tokens, x.queue_us, x.end, x.failure, x.status, x.n_drafts,
               x.n_accepted)

@@ -83,6 +83,14 @@ void add_tiers(family_list& out, const counters& n) {
   from("device", n.cache_hits_device);
   from("memory", n.cache_hits_memory);
   from("disk", n.cache_hits_disk);
+  const auto back = [&](const char* tier, int64_t value) {
+    out.counter("troupe_prefix_cache_returned_tokens_total",
+                "Tokens of turns that came back after a parking or a restart, found in the prefix cache, by tier.",
+                static_cast<double>(value), {{"tier", tier}});
+  };
+  back("device", n.cache_returns_device);
+  back("memory", n.cache_returns_memory);
+  back("disk", n.cache_returns_disk);
   const char* blocks = "KV blocks of the prefix cache that no sequence uses, by tier.";
   out.gauge("troupe_prefix_cache_blocks", blocks, static_cast<double>(n.blocks_cached), {{"tier", "device"}});
   out.gauge("troupe_prefix_cache_blocks", blocks, static_cast<double>(n.blocks_in_memory), {{"tier", "memory"}});

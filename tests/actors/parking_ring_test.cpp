@@ -31,6 +31,10 @@ void check_same(const std::vector<chat_request>& turns, tiny_options tight) {
     CHECK(said[i]->usage.completion_tokens == wanted[i]->usage.completion_tokens);
     CHECK(said[i]->usage.cached_tokens < said[i]->usage.prompt_tokens); // its own state of before is no hit
   }
+  for (const auto& [mine, theirs] : {std::pair{&a.r.numbers->prompt_tokens, &b.r.numbers->prompt_tokens},
+                                     {&a.r.numbers->generated_tokens, &b.r.numbers->generated_tokens},
+                                     {&a.r.numbers->cache_queries, &b.r.numbers->cache_queries}})
+    CHECK(mine->load() == theirs->load()); // what comes back is not counted again
   MESSAGE("turns parked: ", a.r.numbers->preemptions.load());
   CHECK(a.r.numbers->preemptions > 0);
   CHECK(b.r.numbers->preemptions == 0);

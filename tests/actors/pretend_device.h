@@ -24,6 +24,7 @@ struct pretend_device {
   std::map<sequence_id, int64_t> first_start; // of sequences that began
   std::map<int32_t, int64_t> n_wrong;         // guesses at the end of a slot that were wrong
   int64_t n_rows = 0;
+  int64_t n_from_memory = 0, n_from_disk = 0; // tokens of blocks that were brought in for prompts
   // Its disk: what was written, whole, and what it has still to do or to tell.
   struct stored {
     tier_write what;
@@ -94,6 +95,8 @@ struct pretend_device {
     for (const auto& b : placed.blocks) tables.at(b.id).insert(tables[b.id].end(), b.blocks.begin(), b.blocks.end());
     for (const auto& c : placed.cached) {
       n_cached[c.id] = c.n_tokens;
+      n_from_memory += c.from_memory;
+      n_from_disk += c.from_disk;
       if (c.n_tokens == 0) continue;
       const auto& h = snapshots.at(c.snapshot);
       REQUIRE(static_cast<int64_t>(h.size()) == c.n_tokens);

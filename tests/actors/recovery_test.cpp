@@ -85,6 +85,29 @@ struct troubled {
     CHECK(r.is_idle());
     CHECK(r.numbers->now == phase::ready);
   }
+  // Whatever was computed, replayed or admitted again: the counters have each turn once.
+  void check_counts() {
+    const auto& n = *r.numbers;
+    turn_usage all;
+    int64_t n_asked = 0;
+    for (const auto& s : {plain, choices, stopped}) {
+      all.prompt_tokens += s->usage.prompt_tokens;
+      all.completion_tokens += s->usage.completion_tokens;
+      all.cached_tokens += s->usage.cached_tokens;
+      n_asked += s->usage.prompt_tokens * static_cast<int64_t>(s->choices.size());
+    }
+    CHECK(n.prompt_tokens == all.prompt_tokens);
+    CHECK(n.generated_tokens == all.completion_tokens);
+    CHECK(n.cached_tokens == all.cached_tokens);
+    CHECK(n.cache_queries == n_asked);
+    CHECK(n.cache_hits == all.cached_tokens);
+    CHECK(n.turns == 3);
+    CHECK(n.ended_stop + n.ended_length == 3);
+    CHECK(n.parse_errors + n.stray_markers == 0);
+    uint64_t n_prompts = 0;
+    for (size_t i = 0; i <= n.prompt_size.bounds().size(); ++i) n_prompts += n.prompt_size.count(i);
+    CHECK(n_prompts == 3);
+  }
 
   world w;
   scripted_ring r;
@@ -99,6 +122,7 @@ TEST_CASE("recovery: an undisturbed run is what the others are compared with") {
   t.start();
   t.w.run();
   t.check();
+  t.check_counts();
   CHECK(t.plain->notes.empty());
   CHECK(t.r.numbers->restarts == 0);
 }
@@ -119,6 +143,7 @@ TEST_CASE("recovery: whichever ring actor dies after any message, the clients re
         t.kill(kind);
         t.w.run();
         t.check();
+        t.check_counts();
         CHECK(t.r.numbers->restarts == 1);
         ++n_kills;
       }
@@ -272,6 +297,9 @@ TEST_CASE(
       CHECK(want > 0);
       CHECK(late->usage.cached_tokens <= want);
       if (is_known || (kind != "kv_cache" && kind != "rank")) CHECK(late->usage.cached_tokens == want);
+      CHECK(r.numbers->cached_tokens == late->usage.cached_tokens); // and the counters are told the same, once
+      CHECK(r.numbers->cache_hits == late->usage.cached_tokens);
+      CHECK(r.numbers->cache_queries == r.numbers->prompt_tokens);
     }
 }
 

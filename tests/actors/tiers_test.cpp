@@ -18,7 +18,7 @@ TEST_CASE("kv_ledger: what leaves the device goes to host memory and comes back 
   for (int round = 0; round < 3; ++round)
     for (const auto& c : contexts) CHECK(r.ask(c, 2) == static_cast<int64_t>(c.size()) - 1);
   CHECK(r.ledger.index().n_slots_used() > 100);
-  CHECK(r.ledger.n_found_in_memory() > 0);
+  CHECK(r.device.n_from_memory > 0);
 }
 
 TEST_CASE("O31: host memory never holds more blocks or snapshots than its limit, whatever is asked") {
@@ -43,7 +43,7 @@ TEST_CASE("O40: a prefix that left memory is found on disk, and the same after a
   }
   CHECK(r.ledger.explain({contexts[0], {}, ""}).missing == "disk");
   CHECK(r.ask(contexts[0], 2) == 149);
-  CHECK(r.ledger.n_found_on_disk() > 0);
+  CHECK(r.device.n_from_disk > 0);
   r.run();
   restarted_ring again(c, r.device);
   for (const auto& t : contexts) {

@@ -85,20 +85,24 @@ TEST_CASE_FIXTURE(wire_world, "wire: a step on its way round the ring") {
   CHECK(round_trip(placed).blocks.at(0).blocks == placed.blocks[0].blocks);
   CHECK(round_trip(step_ready{placed}).placed.blocks.at(0).blocks == placed.blocks[0].blocks);
   step_placed cached = placed;
-  cached.cached = {{sequence_id{5}, 64, snapshot_id{9}, {1, 2}, {3}}};
+  cached.cached = {{sequence_id{5}, 64, 32, 16, snapshot_id{9}, {1, 2}, {3}}};
   cached.saves_before = {{1, 70, snapshot_id{4}}};
   cached.saves_after = {{2, 71, snapshot_id{5}}};
   cached.moves = {{block_move::kind::copy, 1, 2}, {block_move::kind::in, 7, 2}};
-  cached.reads = {{entry_id{9}, snapshot_id{4}, 3}};
+  cached.reads = {{entry_id{9}, snapshot_id{4}, 3, 70}};
   cached.writes = {{entry_id{10}, entry_id{8}, 128, 3, "salt", {1, 2}, snapshot_id{4}, 5, -1}};
   cached.removes = {entry_id{7}};
   cached.dropped = {snapshot_id{7}, snapshot_id{8}};
   CHECK(round_trip(cached).dropped == cached.dropped);
   CHECK(round_trip(cached).cached.at(0).seen == std::vector<int32_t>{3});
+  CHECK(round_trip(cached).cached.at(0).from_disk == 16);
+  CHECK(round_trip(cached).reads.at(0).n_tokens == 70);
   step_result result{4, 9, {}, 123, 45};
-  result.results.push_back({sequence_id{5}, {{7, -0.5F, {{8, -0.25F}}}}, 6, "f", 503, 70, 3, 2, {1, 2}, {0.5F, 0.25F}});
+  result.results.push_back(
+      {sequence_id{5}, {{7, -0.5F, {{8, -0.25F}}}}, 6, 4, 2, "f", 503, 70, 3, 2, {1, 2}, {0.5F, 0.25F}});
   const auto back = round_trip(result);
   CHECK(back.results.at(0).tokens.at(0).best.at(0).logprob == -0.25F);
+  CHECK(back.results.at(0).from_memory == 4);
   CHECK(back.results.at(0).status == 503);
   CHECK(back.results.at(0).n_accepted == 2);
   CHECK(back.results.at(0).next_drafts == std::vector<int32_t>{1, 2});
