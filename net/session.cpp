@@ -2,6 +2,7 @@
 #include "net/session.h"
 
 #include "net/openai_request.h"
+#include "storage/check.h"
 #include "storage/log.h"
 
 #include <boost/asio/buffer.hpp>
@@ -18,6 +19,7 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 
 // GCC 12 takes Asio's frame allocator for a mismatched pair; both sides are Asio's own.
@@ -122,13 +124,33 @@ void session::stop(bool now) {
   });
 }
 
+void session::break_if_told() {
+  if (fault::at("session.dies")) throw std::runtime_error("session.dies");
+}
+
 session::task<void> session::run() {
+  bool is_broken = false;
   try {
     co_await serve_requests();
   } catch (const std::exception& e) { // the boundary of a connection: nothing of it reaches another
     spdlog::error("connection: {}", e.what());
+    is_broken = true;
   }
+  if (is_broken) co_await say_broken();
   finish();
+}
+
+// The request at hand cannot be answered any more: its client reads that, or, behind the beginning of an answer, the
+// end of the connection.
+session::task<void> session::say_broken() {
+  if (has_spoken_ || idle_) co_return;
+  try {
+    co_await settle();
+    answer_.keep_alive = false;
+    answer_.extra.clear();
+    if (co_await write_reply(shared_.refuse(make_error(500, "The request failed inside the server"))))
+      co_await linger();
+  } catch (const std::exception& e) { spdlog::error("connection: {}", e.what()); }
 }
 
 void session::finish() {
@@ -261,10 +283,11 @@ bool session::expects_continue() const {
 }
 
 session::task<bool> session::serve_one() {
-  logged_ = false;
+  logged_ = has_spoken_ = false;
   claim_ = std::make_shared<body_claim>(shared_.bodies());
   auto read = co_await read_head();
   if (read == read_result::closed) co_return false;
+  break_if_told();
   std::optional<http_reply> reply;
   std::optional<arrival> counted;
   if (read == read_result::refused) reply = shared_.refuse(refusal_);
@@ -341,8 +364,9 @@ session::task<bool> session::write_reply(http_reply reply) {
   const std::array<asio::const_buffer, 2> both{asio::buffer(head), asio::buffer(reply.body)};
   if (reply.status >= 400 && !logged_ && route_.to != endpoint::none && route_.to != endpoint::health)
     spdlog::info("request {}: {} {}", answer_.request_id, handler_name(route_.to), reply.status);
+  break_if_told();
   error_code ec;
-  writing_ = true;
+  writing_ = has_spoken_ = true;
   arm(std::chrono::seconds(shared_.config().send_timeout_s));
   co_await asio::async_write(socket_, both, asio::redirect_error(asio::use_awaitable, ec));
   deadline_round_++;

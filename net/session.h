@@ -48,8 +48,10 @@ private:
   template <class T> using task = boost::asio::awaitable<T>;
   enum class read_result : uint8_t { request, closed, refused };
   enum class waited : uint8_t { nothing, finished, refused, answered, gone };
+  class flight;
 
   task<void> run();
+  task<void> say_broken();
   task<void> say_full(bool waits);
   void finish();
   task<void> serve_requests();
@@ -62,8 +64,10 @@ private:
   task<void> write_text(std::string text);
   task<bool> run_turn(service::outcome);
   task<bool> run_question(service::outcome);
-  task<void> wait_for_end(); // of the turn or question, or of the peer
-  task<void> linger();       // lets the last answer arrive before the socket closes
+  task<void> wait_for_end();   // of the turn or question, or of the peer
+  task<void> settle();         // ends the outstanding operations: before the socket is used again
+  static void break_if_told(); // where a test makes the coroutine throw
+  task<void> linger();         // lets the last answer arrive before the socket closes
   void prepare_answer(const request_head&);
   std::shared_ptr<turn_sink> make_sink(service::outcome&);
   outbox_wire make_wire(turn_id, std::shared_ptr<const engine_port>);
@@ -89,7 +93,7 @@ private:
   boost::asio::ip::tcp::socket socket_;
   clock::time_point last_write_, write_began_;
   bool timed_out_ = false, watching_ = false, in_turn_ = false, writing_ = false, stopping_ = false, is_head_ = false,
-       idle_ = false, logged_ = false, half_closed_ = false;
+       idle_ = false, logged_ = false, half_closed_ = false, has_spoken_ = false; // spoken: of the request's answer
   std::shared_ptr<body_claim> claim_; // of the request being served, shared with its collector
   std::string stream_head_;           // of a turn, until it is written
   answer_head answer_;

@@ -12,6 +12,7 @@
 #include <caf/all.hpp>
 
 #include <charconv>
+#include <optional>
 #include <utility>
 
 // GCC 12 takes Asio's frame allocator for a mismatched pair; both sides are Asio's own.
@@ -140,10 +141,16 @@ void session::tick() {
 session::task<void> session::wait_for_end() {
   error_code ignored;
   half_closed_ ? half_close() : watch();
+  break_if_told();
   while (waited_ == waited::nothing) co_await event_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   in_turn_ = false;
   ticker_.cancel();
-  // The outstanding operations must have ended before the socket is used again or closed.
+  co_await settle();
+  break_if_told();
+}
+
+session::task<void> session::settle() {
+  error_code ignored;
   if (watching_ || writing_) socket_.cancel(ignored);
   while (watching_ || writing_) co_await event_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
 }
@@ -164,18 +171,20 @@ write_state session::write_chunk(std::string& bytes, bool last) {
   }
   if (!stream_head_.empty()) bytes.insert(0, std::exchange(stream_head_, {}));
   error_code ec;
+  has_spoken_ = true;
   last_write_ = clock::now();
   const size_t n = socket_.write_some(asio::buffer(bytes), ec);
   if (ec && ec != asio::error::would_block) return write_state::failed;
   if (n == bytes.size()) return write_state::done;
   writing_ = true;
   write_began_ = last_write_;
-  asio::async_write(socket_, asio::buffer(bytes) + n, [self = shared_from_this()](error_code failed, size_t) {
+  const auto written = [self = shared_from_this(), box = outbox_](error_code failed, size_t) { // the box has the bytes
     self->writing_ = false;
     self->last_write_ = clock::now();
-    if (self->outbox_) self->outbox_->written(!failed);
+    if (box) box->written(!failed);
     if (!self->in_turn_) self->event_.cancel();
-  });
+  };
+  asio::async_write(socket_, asio::buffer(bytes) + n, written);
   return write_state::later;
 }
 
@@ -221,31 +230,58 @@ std::shared_ptr<turn_sink> session::make_sink(service::outcome& out) {
   return collector_;
 }
 
+// A turn or a question that the engine knows of. However it is left, nothing of it stays here, and what has not ended
+// is withdrawn.
+class session::flight {
+public:
+  explicit flight(session& s) : s_(s) {
+    s_.turn_ = s_.shared_.new_turn();
+    s_.waited_ = waited::nothing;
+    s_.in_turn_ = true;
+    s_.shared_.counts().in_flight++;
+  }
+  flight(flight&&) = delete;
+  ~flight() {
+    s_.in_turn_ = false;
+    s_.ticker_.cancel();
+    s_.shared_.turns().remove(place_);
+    s_.shared_.counts().in_flight--;
+    if (s_.waited_ == waited::nothing && s_.actor_) // a question's may come before it was read: in order
+      caf::anon_send(s_.actor_, client_gone{s_.turn_});
+    if (s_.outbox_) s_.outbox_->close();
+    if (s_.collector_) s_.collector_->close();
+    s_.outbox_.reset();
+    s_.collector_.reset();
+    s_.stream_head_.clear();
+  }
+  void can_be_aborted(std::string request_id) {
+    place_ = s_.shared_.turns().add(std::move(request_id), [weak = s_.weak_from_this(), turn = s_.turn_] {
+      if (const auto self = weak.lock())
+        asio::post(self->socket_.get_executor(), [self, turn] { self->abort_turn(turn); });
+    });
+  }
+
+private:
+  session& s_;
+  uint64_t place_ = 0; // none
+};
+
 session::task<bool> session::run_turn(service::outcome out) {
-  const turn_id turn = turn_ = shared_.new_turn();
+  std::optional<flight> turn_in_flight(std::in_place, *this);
+  const turn_id turn = turn_;
   out.turn.request.turn = turn;
   // The id in the body follows the header; a `request_id` in the body counts when no header came.
   answer_.request_id = out.turn.request.id;
   if (out.turn.style.is_format_hint) answer_.extra = "X-Troupe-Response-Format: hint\r\n";
-  waited_ = waited::nothing;
-  in_turn_ = true;
   last_write_ = clock::now();
-  shared_.counts().in_flight++;
   const auto sink = make_sink(out);
   caf::anon_send(actor(*out.port, out.port), turn_start{std::move(out.turn.request), sink});
-  const uint64_t place = shared_.turns().add(answer_.request_id, [weak = weak_from_this(), turn] {
-    if (const auto self = weak.lock())
-      asio::post(self->socket_.get_executor(), [self, turn] { self->abort_turn(turn); });
-  });
+  turn_in_flight->can_be_aborted(answer_.request_id);
   tick();
   co_await wait_for_end();
-  shared_.turns().remove(place);
-  shared_.counts().in_flight--;
   const bool gone = waited_ == waited::gone, streamed = waited_ == waited::finished;
   if (gone) caf::anon_send<caf::message_priority::high>(actor_, client_gone{turn});
-  outbox_.reset();
-  collector_.reset();
-  stream_head_.clear();
+  turn_in_flight.reset();
   if (gone || streamed) {
     shared_.counts().add(route_.to, gone ? 499 : 200);
     shared_.counts().duration.observe(std::chrono::duration<double>(clock::now() - asked_at_).count());
@@ -261,12 +297,9 @@ session::task<bool> session::run_turn(service::outcome out) {
 }
 
 session::task<bool> session::run_question(service::outcome out) {
-  const turn_id turn = shared_.new_turn();
-  out.question.request.turn = turn;
-  waited_ = waited::nothing;
-  in_turn_ = true;
-  shared_.counts().in_flight++;
-  text_answer answer;
+  text_answer answer; // outlives the flight, within which it is written to
+  std::optional<flight> question_in_flight(std::in_place, *this);
+  const turn_id turn = out.question.request.turn = turn_;
   // Weak: the asker may outlive the session.
   const auto sink = std::make_shared<strand_answer>([weak = weak_from_this(), &answer](text_answer a) {
     const auto self = weak.lock();
@@ -291,7 +324,7 @@ session::task<bool> session::run_question(service::outcome out) {
   caf::anon_send(actor(*out.port, out.port), question_start{keep(std::exchange(out.question, {})), sink});
   tick();
   co_await wait_for_end();
-  shared_.counts().in_flight--;
+  question_in_flight.reset();
   if (waited_ == waited::refused) co_return co_await write_reply(shared_.refuse(refusal_));
   if (waited_ != waited::answered) {
     caf::anon_send(actor_, client_gone{turn}); // behind the question: it may not have been read yet

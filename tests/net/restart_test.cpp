@@ -170,6 +170,39 @@ TEST_CASE("restart: the actor of a connection that dies costs its request a 500,
   CHECK(s.shared.counts().in_flight == 0);
 }
 
+TEST_CASE("restart: an exception in a session costs its request a 500, and nobody else anything") {
+  const fault_guard guard;
+  const auto tokenize = http_post("/tokenize", R"({"prompt":"Count"})");
+  for (const auto& request : {ask_restart(true, true), ask_restart(false, true), ask_restart(true, false), tokenize}) {
+    CAPTURE(request);
+    int n_refused = 0;
+    for (uint64_t n_passed = 0; n_passed < 6; ++n_passed) {
+      CAPTURE(n_passed);
+      socket_world s;
+      s.r.say(restart_answer);
+      const auto other = s.send(ask_restart(true, true)); // it can throw behind its answer alone
+      REQUIRE(s.run_until([&] { return other->has_come("one"); }));
+      fault::arm("session.dies", n_passed);
+      const auto c = s.send(request);
+      s.run();
+      fault::disarm_all();
+      const auto answer = c->response(), whole = other->response();
+      CHECK(text_of(whole.body) == restart_answer);
+      CHECK((answer.status == 200 || answer.status == 500));
+      if (answer.status == 500) CHECK(answer.body.find("The request failed inside the server") != std::string::npos);
+      n_refused += answer.status == 500;
+      CHECK(s.is_idle());
+      CHECK(s.shared.counts().in_flight == 0);
+      CHECK(s.shared.turns().abort("same") == 0);
+      c->close();
+      other->close();
+      CHECK(s.run_until([&] { return s.n_open == 0; }));
+      CHECK(s.r.numbers->turns == s.r.numbers->ended_stop + s.r.numbers->ended_length + s.r.numbers->ended_abort);
+    }
+    CHECK(n_refused >= 2);
+  }
+}
+
 TEST_CASE("restart: the desk of prepare that dies costs those whose prompt it had a 503, and streams nothing") {
   const fault_guard guard;
   live_engine e;
