@@ -113,7 +113,13 @@ checkpoint_report checkpoint::inspect(bool with_draft, bool with_vision) const {
   report.folder = folder_.string();
   inspection all(*this, report);
   all.check(backbone_needs(config_), true);
+  const auto of_backbone = report.encodings;
   all.check(draft_needs(config_), with_draft);
+  for (const auto& [name, n] : report.encodings) {
+    const auto before = of_backbone.find(name);
+    if (const int64_t more = n - (before == of_backbone.end() ? 0 : before->second); more > 0)
+      report.draft_encodings[name] = more;
+  }
   all.check(vision_needs(config_), with_vision);
   for (const tensor_info& t : files_.tensors()) {
     ++report.n_tensors;
@@ -158,6 +164,8 @@ std::string checkpoint_report::text() const {
   std::string s = folder + ": " + std::to_string(n_tensors) + " tensors, " + std::to_string(size_bytes) + " bytes, " +
                   std::to_string(n_packed) + " packed and " + std::to_string(n_native) + " native matrices\n";
   for (const auto& [name, n] : encodings) s += "  " + std::to_string(n) + " matrices " + name + "\n";
+  for (const auto& [name, n] : draft_encodings)
+    s += "  of them " + std::to_string(n) + " of the drafter " + name + "\n";
   for (const auto& [name, n] : families) s += "  " + std::to_string(n) + " tensors of " + name + "\n";
   for (size_t i = 0; i < std::min(unknown.size(), listed); ++i) s += "  unknown: " + printable(unknown[i]) + "\n";
   if (unknown.size() > listed) s += "  unknown: " + std::to_string(unknown.size() - listed) + " more\n";

@@ -37,11 +37,12 @@ struct checkpoint_report {
   std::string folder;
   int64_t n_tensors = 0, n_packed = 0, n_native = 0; // tensors; EXL3 matrices; matrices in another form
   uint64_t size_bytes = 0;
-  std::map<std::string, int64_t> families;  // tensors of each family
-  std::map<std::string, int64_t> encodings; // matrices of each form: "EXL3 mul1 K=4", "FP8 32x32"
-  std::vector<std::string> problems;        // empty: the checkpoint is complete
-  std::vector<std::string> unknown;         // tensors that nothing here uses
-  std::string text() const;                 // many lines, for an operator
+  std::map<std::string, int64_t> families;        // tensors of each family
+  std::map<std::string, int64_t> encodings;       // matrices of each form: "EXL3 mul1 K=4", "FP8 32x32"
+  std::map<std::string, int64_t> draft_encodings; // of those, the drafter's: its precision bounds what is accepted
+  std::vector<std::string> problems;              // empty: the checkpoint is complete
+  std::vector<std::string> unknown;               // tensors that nothing here uses
+  std::string text() const;                       // many lines, for an operator
 };
 
 // Owns the files and the config. Construction reads headers only; throws checkpoint_error, std::runtime_error.

@@ -118,6 +118,13 @@ TEST_CASE("tiny model: its checkpoint is complete and nothing in it is unknown")
   CHECK(report.unknown.empty());
   CHECK(report.n_packed == 192);
   CHECK(report.encodings.at("EXL3 mul1 K=4") == 192);
+  // features 7.8: the drafter's precision is told beside all others'; what it is worth, acceptance by place in
+  // /metrics.
+  CHECK(report.draft_encodings.size() == 3);
+  for (const auto& [name, n] : report.draft_encodings) {
+    CHECK(n <= report.encodings.at(name));
+    CHECK(report.text().find("of them " + std::to_string(n) + " of the drafter " + name) != std::string::npos);
+  }
 }
 
 TEST_CASE("tiny model: the text side renders, encodes and parses, the plan of a cache is the model's") {
@@ -137,4 +144,24 @@ TEST_CASE("tiny model: the text side renders, encodes and parses, the plan of a 
   const state_bytes s = plan_state(tiny_model, host_caches);
   CHECK(s.per_block == (32 + 64) * (128 + 128) * 4); // ratio 2 and ratio 1 source, latent and key
   CHECK(s.per_slot > 0);
+}
+
+TEST_CASE("tiny model: a slot takes the bytes that the plan says, its late context rows among them") {
+  for (const bool with_draft : {true, false}) {
+    CAPTURE(with_draft);
+    const auto allocated = [&](int32_t n_sequences) {
+      const auto device = make_host_backend({.n_threads = 1});
+      model_options o;
+      o.folder = tiny_model;
+      o.max_sequences = n_sequences;
+      o.n_blocks = 4;
+      o.max_rows = 64;
+      o.load_draft = with_draft;
+      const auto weights = load_model(*device, o, nullptr);
+      return device->allocated_bytes();
+    };
+    const int64_t of_one = (allocated(9) - allocated(1)) / 8, planned = plan_state(tiny_model, host_caches).per_slot;
+    CHECK(of_one <= planned + (16 << 10)); // and its lines of block tables and of the drafter's batch
+    if (with_draft) CHECK(of_one >= planned);
+  }
 }
