@@ -121,7 +121,7 @@ state_bytes plan_state(const std::string& folder, cache_form form) {
   const cache_plan with_draft = plan_caches(c, form, 1, 1, block_tokens, draft);
   return {.per_block = bytes_per_block(c, form, block_tokens),
           .per_slot = bytes_per_slot(c, with_draft, draft) +
-                      (draft && form == host_caches ? late_context::bytes_per_slot(c, with_draft) : 0),
+                      (late_context::is_used(draft, form) ? late_context::bytes_per_slot(c, with_draft) : 0),
           .per_snapshot = bytes_per_snapshot(c, form, draft),
           .snapshot_slack = snapshot_slack(c, plan_caches(c, form, 1, 1, block_tokens, false), false),
           .draft_slack = snapshot_slack(c, with_draft, draft)};

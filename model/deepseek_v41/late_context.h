@@ -17,6 +17,9 @@ class late_context {
 public:
   late_context(backend&, const config&, const cache_plan&, int64_t max_rows);
 
+  // Whether a model with this drafter makes its rows late, by the form of caches that its backend prefers: the host's
+  // has one class of rows.
+  static bool is_used(bool with_draft, cache_form preferred) { return with_draft && preferred == host_caches; }
   static int64_t bytes_per_slot(const config&, const cache_plan&);
   // Rows [start, end) of the slot are about to run, the last layers on those from `first` on.
   void plan(int32_t slot, int64_t start, int64_t first, int64_t end);

@@ -41,8 +41,10 @@ model_v41::model_v41(backend& be, const model_options& options, const load_progr
   cache_plan_ = plan_caches(config_, options.caches.value_or(be.preferred_caches()), options.max_sequences,
                             options.n_blocks, info_.block_tokens, options_.load_draft);
   caches_ = make_caches(be, config_, cache_plan_, options_.load_draft);
-  if (drafter_ && !be.has_row_classes())
+  if (late_context::is_used(drafter_ != nullptr, be.preferred_caches())) {
+    TROUPE_CHECK(!be.has_row_classes(), "a context row has the same bits whenever it is made");
     late_context_ = std::make_unique<late_context>(be, config_, cache_plan_, max_rows_);
+  }
   all_columns_.emplace(be, max_rows_, "rows of a step");
   tail_columns_.emplace(be, max_rows_, "tail rows of a step");
   const int64_t max_blocks = std::min(options.n_blocks, (info_.context + info_.block_tokens - 1) / info_.block_tokens);
