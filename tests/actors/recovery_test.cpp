@@ -168,6 +168,32 @@ TEST_CASE("recovery: a stream in flight is told by a comment, and nobody else is
   }
 }
 
+// fan_out gives each step to the journal before any of it goes to a sink, and ends an epoch behind all of its steps. So
+// what it has not come to has reached nobody: it is said late, or computed again.
+TEST_CASE("recovery: a fan_out that is behind delays its own steps alone, and whoever dies then, no token is lost") {
+  for (const auto& kind : kinds) {
+    CAPTURE(kind);
+    troubled t;
+    t.start();
+    REQUIRE(t.w.run_until([&] { return t.plain->n_pushes > 2; }));
+    const auto n_steps = t.r.numbers->steps.load();
+    const auto request = t.r.start(t.r.completion("Hello"), sink());
+    t.w.held = "fan_out";
+    t.w.run();
+    CHECK(t.r.numbers->steps > n_steps);
+    CHECK(t.r.numbers->steps <= n_steps + static_cast<int64_t>(most_steps_ahead + taken_each));
+    caf::anon_send(request, client_gone{turn_id{4}}); // and who leaves does not wait for it
+    t.w.run();
+    CHECK(t.r.status().n_running + t.r.status().n_waiting <= 4);
+    t.kill(kind);
+    t.w.run();
+    t.w.held.clear();
+    t.w.run();
+    t.check();
+    CHECK(t.r.numbers->restarts == 1);
+  }
+}
+
 TEST_CASE("recovery: an engram_fetch that dies costs one retry of its step and nothing else") {
   troubled t(2);
   t.start();
