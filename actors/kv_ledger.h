@@ -7,6 +7,7 @@
 #include "actors/prefix_index.h"
 #include "actors/tier_messages.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -37,6 +38,11 @@ struct kv_cache_config {
   // Of the host memory for tiers, what is on its way to or from the disk: the queue of writes, with an entry in the
   // hands of the rank and one in tier_disk's, and batches of reads that the rank has not taken. The rest is for blocks.
   void share_host_memory(int64_t n_bytes);
+  // Contexts of so many tokens that stay cached at once, each with the ends of its prompt and of a reply.
+  int64_t n_contexts(int64_t n_tokens) const {
+    const int64_t by_snapshots = snapshot_bytes > 0 ? snapshot_memory_bytes / snapshot_bytes / 2 : 0;
+    return std::min(by_snapshots, (n_blocks + n_slots()) / ((n_tokens + block_tokens - 1) / block_tokens));
+  }
   int64_t n_slots() const { return block_bytes > 0 ? host_cache_bytes / block_bytes : 0; }
 };
 

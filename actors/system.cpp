@@ -31,6 +31,7 @@ constexpr auto answer_deadline = std::chrono::seconds(5);
 constexpr auto list_deadline = std::chrono::seconds(5);
 constexpr auto flush_deadline = std::chrono::seconds(10); // of what is on its way to disk
 constexpr int32_t n_prepare_threads = 2;
+constexpr int64_t short_context = 1024;         // tokens; of the line that says how many are kept
 constexpr int64_t draft_trial_tokens = 12;      // for each depth: three trial rounds that accept up to four tokens
 constexpr int32_t measured_sizes[] = {2, 4, 8}; // sequences beside each other whose costs are measured at start
 constexpr auto measuring_time = std::chrono::milliseconds(150); // after it no larger size is begun
@@ -297,6 +298,10 @@ void runtime::load_all() {
   spdlog::info("engine: {} ({}), {} ranks, context {}, {} KV blocks of {} tokens, {} sequences", i.parts.info.name,
                i.parts.config.backend, i.n_ranks(), i.parts.max_context, limits.n_blocks, limits.block_tokens,
                limits.max_running);
+  if (!i.is_null())
+    spdlog::info("prefix cache: keeps {} contexts of {} tokens, {} of {}, each with a reply",
+                 config.prefix.n_contexts(short_context), short_context, config.prefix.n_contexts(i.parts.max_context),
+                 i.parts.max_context);
 }
 
 const front& runtime::parts() const {

@@ -220,9 +220,12 @@ TEST_CASE("kv_ledger: nothing that a failed step made is used again") {
 }
 
 TEST_CASE("kv_ledger: within the budget every context stays, beyond it the cheapest goes (features 6.6, 6.9)") {
-  bench_ring r(config(0, 24, 400));
+  const auto c = config(0, 24, 400);
+  bench_ring r(c);
   std::mt19937_64 random(10);
   std::vector<tokens> contexts;
+  REQUIRE(c.n_contexts(202) == 12); // as the start says; by snapshots, by blocks it would be 15
+  REQUIRE(c.n_contexts(300) == 10);
   for (int i = 0; i < 12; ++i) {
     contexts.push_back(random_tokens(random, 200));
     contexts.back()[0] = 2000 + i;

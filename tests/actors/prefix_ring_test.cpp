@@ -118,6 +118,43 @@ TEST_CASE("prefix: a tiny budget evicts and stays exact; the console is told wha
   CHECK(answer->n_cached <= answer->first_differing);
 }
 
+// There is no console yet: its lookup trace is the answer to a miss_question, which names the part that lacked.
+TEST_CASE("prefix: features 6.4, each request says what it found, and which part of the cache kept it from more") {
+  tiny_ring ring({.interval = 0});
+  const auto prompt = ring.text->words()->encode(tiny_words(150, 3));
+  const auto n = static_cast<int64_t>(prompt.size()), half = n / 2;
+  const auto why = [&](const std::vector<int32_t>& ids, const std::string& salt = "") {
+    return *ring.w.ask<miss_answer>(ring.r.engine.kv_cache, miss_question{ids, {}, salt});
+  };
+  const auto found = [&](const std::vector<int32_t>& ids, const std::string& salt = "") {
+    auto q = tiny_completion("", 3);
+    q.prompts.clear();
+    q.prompt_ids = {ids};
+    q.cache_salt = salt;
+    const auto counted = ring.r.numbers->cache_hits.load();
+    const auto said = why(ids, salt).n_cached;
+    const auto cached = ring.ask(q)->usage.cached_tokens;
+    CHECK(cached == said);
+    CHECK(ring.r.numbers->cache_hits - counted == cached);
+    return cached;
+  };
+  CHECK(why(prompt).missing == "block");
+  CHECK(why(prompt).first_differing == 0);
+  CHECK(found(prompt) == 0);
+  CHECK(why(prompt).missing == "nothing");
+  CHECK(why(prompt).first_differing == n);
+  CHECK(found(prompt) == n - 1);
+  CHECK(why(prompt, "other").missing == "salt");
+  CHECK(found(prompt, "other") == 0);
+  auto fork = std::vector<int32_t>(prompt.begin(), prompt.begin() + half);
+  fork.insert(fork.end(), 30, prompt.back());
+  CHECK(why(fork).missing == "snapshot"); // the blocks up to there are cached, the window's state is not
+  CHECK(why(fork).first_differing >= half);
+  CHECK(found(fork) == 0);
+  fork.back() = prompt.front();
+  CHECK(found(fork) >= half); // seen twice
+}
+
 TEST_CASE("prefix: a client that leaves in its prefill leaves a prefix behind" * doctest::test_suite("slow")) {
   tiny_ring cached({.chunk = 40, .interval = 0}), plain({.snapshot_bytes = 0});
   const auto request = tiny_completion(tiny_words(170, 9), 8, draw::seeded);

@@ -237,6 +237,7 @@ TEST_CASE("O39: a full disk stops the writes, not the service, and what is there
   const auto want = r.ask(kept);
   const auto n_writes = r.r.numbers->disk_writes.load();
   CHECK(n_writes == 6);
+  const log_lines log;
   fault::arm("tier_files.no_space", 0, 1000);
   r.ask(lost);
   CHECK(r.r.numbers->disk_writes == n_writes);
@@ -244,10 +245,42 @@ TEST_CASE("O39: a full disk stops the writes, not the service, and what is there
   const auto n_errors = r.r.numbers->disk_write_errors.load();
   for (uint64_t i = 0; i < 4; ++i) r.ask(some_tokens(300, 10 + i));
   CHECK(r.r.numbers->disk_write_errors == n_errors); // it is not even tried
+  CHECK(log.n_of("No space left") == 1);             // one event
   const auto got = r.ask(kept);
   CHECK(got->usage.cached_tokens == 299);
   same(*got, *want);
   check_writes_again(r, n_writes);
+}
+
+// On the device's budget of a test: 12 turns in place of 200, and a cap in place of a file system of 64 MB, which a
+// test cannot mount. Its 1.2 times is of blocks alone: see tiers_test.
+TEST_CASE("O39: a conversation that grows writes each block once, and no byte that is not there afterwards") {
+  const test::temp_folder folder;
+  tokens turn;
+  int64_t n_writes = 0, n_bytes = 0;
+  {
+    tier_ring r({.folder = folder.path()});
+    turn = some_tokens(130, 40);
+    for (uint64_t i = 0; i < 12; ++i) {
+      const auto got = r.ask(turn, 7);
+      turn.insert(turn.end(), got->ids().begin(), got->ids().end());
+      const auto more = some_tokens(45, 50 + i);
+      if (i + 1 < 12) turn.insert(turn.end(), more.begin(), more.end());
+    }
+    n_writes = r.r.numbers->disk_writes;
+    n_bytes = r.r.numbers->disk_bytes_written;
+  }
+  tier_files files({folder.path() / "rank-0", "fp_test", 0, 1, 0});
+  REQUIRE_FALSE(files.open());
+  int64_t n_blocks = 0, n_snapshots = 0, n_left = 0;
+  for (const auto& e : files.scan()) {
+    ++(e.kind == 0 ? n_blocks : n_snapshots);
+    n_left += e.payload_bytes;
+  }
+  CHECK(n_blocks == (static_cast<int64_t>(turn.size()) - 1) / 64);
+  CHECK(n_snapshots == 2 * 12); // ends of prompts and of replies
+  CHECK(n_writes == n_blocks + n_snapshots);
+  CHECK(n_bytes == n_left);
 }
 
 TEST_CASE("tiers: files that may not be read are a miss and one line in the log") {
