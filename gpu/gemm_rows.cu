@@ -54,6 +54,12 @@ int32_t best_tile(int64_t n_rows, int64_t chunks, int64_t multiprocessors) {
   return best;
 }
 
+// Whether two products of equally many rows can be parts of a launch.
+bool is_same_form(const gemv_args& a, const gemv_args& b) {
+  return a.w.in == b.w.in && a.w.out == b.w.out && a.w.rate == b.w.rate && a.w.book == b.w.book && a.out == b.out &&
+         a.y_stride == b.y_stride;
+}
+
 } // namespace
 
 void trellis_gemm_any(const gemm_args& a, const cuda_lane& lane) {
@@ -61,6 +67,27 @@ void trellis_gemm_any(const gemm_args& a, const cuda_lane& lane) {
   case stored_matrix::codebook::mul1: return trellis_gemm_mul1(a, lane);
   case stored_matrix::codebook::mcg: return trellis_gemm_mcg(a, lane);
   case stored_matrix::codebook::inst3: return trellis_gemm_inst3(a, lane);
+  }
+}
+
+void multiply_rows_cuda(std::span<const gemv_args> list, std::span<const gemm_rows> x, const cuda_lane& lane) {
+  for (size_t first = 0, n = 0; first < list.size(); first += n) {
+    const gemv_args& like = list[first];
+    gemm_args a;
+    a.w = like.w;
+    a.y_stride = like.y_stride;
+    a.n_rows = like.n_rows;
+    a.out = like.out;
+    for (n = 0; n < gemm_args::most_parts && first + n < list.size(); ++n) {
+      const gemv_args& one = list[first + n];
+      if (!is_same_form(one, like)) break;
+      a.of[n] = {one.w.words, one.w.svh, one.bias};
+      a.x[n] = x[first + n];
+      a.y[n] = one.y;
+    }
+    a.parts = static_cast<int32_t>(n);
+    a.tile_rows = best_tile(a.n_rows, int64_t{a.w.out / 128} * a.parts, lane.n_multiprocessors);
+    trellis_gemm_any(a, lane);
   }
 }
 
@@ -95,19 +122,13 @@ void trellis_gemms_cuda(std::span<const gemv_args> list, const cuda_lane& lane) 
     const auto kernel = threads <= 320 ? transform_rows_kernel<320, 3> : transform_rows_kernel<most_row_threads, 1>;
     kernel<<<rows, threads, 0, lane.on>>>(to);
     cuda_check_launch("trellis_gemm: rows");
-    for (int m = 0; m < to.n; ++m) {
-      const gemv_args& of = list[static_cast<size_t>(m)];
-      gemm_args a;
-      a.w = of.w;
-      a.bias = of.bias;
-      a.x[0] = to.to[m];
-      a.y[0] = of.y + first * of.y_stride;
-      a.y_stride = of.y_stride;
-      a.n_rows = rows;
-      a.out = of.out;
-      a.tile_rows = best_tile(rows, a.w.out / 128, lane.n_multiprocessors);
-      trellis_gemm_any(a, lane);
+    gemv_args part[most_listed];
+    for (size_t m = 0; m < list.size(); ++m) {
+      part[m] = list[m];
+      part[m].n_rows = rows;
+      part[m].y += first * part[m].y_stride;
     }
+    multiply_rows_cuda({part, list.size()}, to.to, lane);
   }
 }
 

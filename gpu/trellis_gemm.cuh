@@ -59,39 +59,44 @@ struct gemm_item {
 
   __device__ gemm_item(const gemm_args& a, int i) {
     const int chunks = a.w.out / 128;
-    trellis_view w = a.w;
-    int part = 0, chunk, group;
+    gemm_part of;
+    int part, chunk, group;
     row_region region;
     if (a.table != nullptr) {
       const int each = a.parts * chunks;
       const row_segment s = a.segments[i / each];
       part = i % each / chunks;
       chunk = i % each % chunks;
-      w = a.table[s.expert * 3 + a.first_part + part].trellis;
+      const trellis_view& w = a.table[s.expert * 3 + a.first_part + part].trellis;
+      of = {w.words, w.svh, nullptr};
       group = s.first_group;
       region = s.region;
       n_rows = s.n_rows;
     } else {
-      const int rows = a.tile_rows, tiles = (a.n_rows + rows - 1) / rows, band = i / (row_band * chunks);
-      const int in_band = min(row_band, tiles - band * row_band), at = i - band * row_band * chunks;
+      const int rows = a.tile_rows, tiles = (a.n_rows + rows - 1) / rows, each = tiles * chunks;
+      part = i / each;
+      of = a.of[part];
+      const int of_part = i % each, band = of_part / (row_band * chunks);
+      const int in_band = min(row_band, tiles - band * row_band), at = of_part - band * row_band * chunks;
       chunk = at / in_band;
       const int first = (band * row_band + at % in_band) * rows;
       group = first / 8;
-      region.groups = static_cast<int32_t>(a.x[0].groups);
+      region.groups = static_cast<int32_t>(a.x[part].groups);
       n_rows = min(rows, a.n_rows - first);
     }
-    words = w.words + static_cast<int64_t>(chunk) * (w.in / 16) * (32 * w.rate);
-    x = region.at(a.x[part].at, group, w.in);
+    words = of.words + static_cast<int64_t>(chunk) * (a.w.in / 16) * (32 * a.w.rate);
+    x = region.at(a.x[part].at, group, a.w.in);
     x_step = region.groups * gemm_rows::atom_bytes;
     scale = a.x[part].scale + group * 8;
-    svh = w.svh + chunk * 128;
+    svh = of.svh + chunk * 128;
     column = chunk * 128;
-    bias = a.bias;
+    bias = of.bias;
     y = a.y[part] + static_cast<int64_t>(group) * 8 * a.y_stride;
   }
   static __device__ int count(const gemm_args& a) {
     const int chunks = a.w.out / 128;
-    return a.table != nullptr ? *a.n_segments * chunks * a.parts : (a.n_rows + a.tile_rows - 1) / a.tile_rows * chunks;
+    const int n = a.table != nullptr ? *a.n_segments : (a.n_rows + a.tile_rows - 1) / a.tile_rows;
+    return n * chunks * a.parts;
   }
 };
 
@@ -181,7 +186,7 @@ void launch_trellis_gemm(const gemm_args& a, const cuda_lane& lane) {
              "trellis_gemm: shared memory");
   int64_t n_blocks = static_cast<int64_t>(lane.n_multiprocessors) * shared::blocks;
   if (a.table == nullptr) {
-    const int64_t n_items = int64_t{a.w.out / 128} * ((a.n_rows + a.tile_rows - 1) / a.tile_rows);
+    const int64_t n_items = int64_t{a.w.out / 128} * ((a.n_rows + a.tile_rows - 1) / a.tile_rows) * a.parts;
     TROUPE_CHECK(n_items < int64_t{1} << 30, "items of a product are counted in 32 bits");
     n_blocks = std::min(n_blocks, n_items);
   }

@@ -38,18 +38,27 @@ struct row_segment {
   row_region region; // all groups of the expert, so that a row is written near itself
 };
 
-struct gemm_args {
-  // One matrix, or `parts` matrices of each expert from number first_part on (gate, up: 2 from 0; down: 1 from 2).
-  trellis_view w; // experts: widths and rate only
+// Of a launch without a table: a matrix, its outputs. All have the widths, rate and codebook of gemm_args::w.
+struct gemm_part {
+  const uint32_t* words = nullptr;
+  const uint16_t* svh = nullptr;
   const float* bias = nullptr;
-  const matrix_view* table = nullptr;    // (n_experts, 3) in device memory; nullptr: one matrix
+};
+
+struct gemm_args {
+  static constexpr int most_parts = 8;
+  // `parts` matrices, each with its rows; or, with a table, `parts` matrices of each expert from number first_part on
+  // (gate, up: 2 from 0; down: 1 from 2).
+  trellis_view w; // widths, rate and codebook
+  gemm_part of[most_parts];
+  const matrix_view* table = nullptr;    // (n_experts, 3) in device memory
   const row_segment* segments = nullptr; // in device memory
   const int32_t* n_segments = nullptr;   // in device memory
   int32_t parts = 1, first_part = 0;
-  gemm_rows x[2];   // for each part
-  float* y[2] = {}; // (rows, out), y_stride apart
+  gemm_rows x[most_parts];   // for each part
+  float* y[most_parts] = {}; // (rows, out), y_stride apart
   int64_t y_stride = 0;
-  int32_t n_rows = 0;      // of one matrix
+  int32_t n_rows = 0;      // without a table
   int32_t tile_rows = 256; // rows a block takes together, at most 256; no segment has more
   int32_t out = 0;         // real width
 };
@@ -64,5 +73,7 @@ void trellis_gemm_any(const gemm_args&, const cuda_lane&);
 // scratch. A result's bits do not depend on its company. gemm_rows.cu
 struct gemv_args;
 void trellis_gemms_cuda(std::span<const gemv_args>, const cuda_lane&);
+// The same behind the transform of rows: x[i] are those of matrix i. Neighbours of one form share a launch.
+void multiply_rows_cuda(std::span<const gemv_args>, std::span<const gemm_rows> x, const cuda_lane&);
 
 } // namespace troupe
