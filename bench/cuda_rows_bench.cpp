@@ -2,6 +2,7 @@
 #include "bench/cuda_rows_bench.h"
 
 #include "bench/cuda_caches.h"
+#include "tests/cuda/stored_samples.h"
 
 #include <algorithm>
 #include <numeric>
@@ -12,6 +13,7 @@ namespace troupe::bench {
 namespace {
 
 constexpr int64_t dim = 5120, copies = 4, heads = 64, head_dim = 512, window = 128, ring = 256, top_k = 512;
+constexpr int64_t groups = 8; // of heads, for the product of their outputs
 constexpr int64_t index_heads = 32, index_dim = 128, ratio = 2, block_tokens = 64, n_experts = 384, experts_a_row = 6;
 constexpr int64_t engram_columns = 24, engram_width = 256, engram_bytes = engram_width + engram_width / 32;
 
@@ -22,7 +24,7 @@ public:
       : b_(b), n_(rows), context_(context), wanted_(wanted), measure_(measure) {}
 
   void run() {
-    if (wants("attention") || wants("attention of the window")) attention();
+    if (wants("attention") || wants("attention of the window") || wants("attention_project")) attention();
     if (wants("select_entries")) select();
     if (wants("mix") || wants("fold_norm") || wants("expand") || wants("engram_gate")) streams();
     if (wants("route")) route();
@@ -104,6 +106,20 @@ private:
     a.selected = with(dtype::i32, {n_, top_k}, chosen());
     time(
         "attention", [&] { b_.attention(a, r); }, a.o, io);
+    if (wants("attention_project")) project(a, r);
+  }
+
+  // As a layer calls it: queries of prompts come before their rotation.
+  void project(const attention_args& a, const step_rows& r) {
+    const auto sample = test::trellis_sample(stored_matrix::codebook::mul1, 10, heads * head_dim / groups, 1024, 1);
+    std::vector<std::unique_ptr<matrix>> made;
+    std::vector<const matrix*> w;
+    for (int64_t g = 0; g < groups; ++g) made.push_back(b_.load(sample.m)), w.push_back(made.back().get());
+    const tensor z = b_.allocate(dtype::f32, {n_, groups, 1024}, "bench");
+    const head_turns turns{floats({32}), n_ > 1};
+    time(
+        "attention_project", [&] { b_.attention_project(z, a, r, turns, w); }, z,
+        static_cast<double>(a.q.size_bytes() + z.size_bytes()));
   }
 
   void select() {

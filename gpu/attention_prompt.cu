@@ -2,8 +2,10 @@
 //
 // Real shape, a row: 64 heads x 512 with up to 640 keys, ten tiles of 64. Queries, weights and keys are one f16 each: 2
 // x 21 M products, 20 k clocks of a multiprocessor's tensor cores, 0.7 ms for 8192 rows; queries in and sums out
-// are 2.1 GB, 0.5 ms. Measured (H200, 2026-11): 2.2 ms, 62 k clocks a row. Bound by the warps that fill: 11 k clocks
-// for a tile of floats (rows of the step itself, 128 KB that arrive 2 KB a warp at a time), 3.5 k for one of fp4.
+// are 2.1 GB, 0.5 ms. Measured (H200, 2026-12): 1.86 ms, 52 k clocks a row: 3.4 k a tile, of which shared memory is
+// busy for 2.4 k by count (both sides of a score's products come from it), and 18 k between rows, when queries arrive,
+// sums leave and only two tiles are filled ahead. Where the sums become rows of products (0.54 GB for 1.07) that takes
+// 5 k more, fifteen instructions an element, in place of 0.55 ms of kernels behind it.
 //
 // A block goes from row to row. Warp groups 0 and 1 multiply. They have the scores and the softmax of tiles in turn and
 // each the sums of half of the dims of all tiles, so that one's softmax runs beside the other's products; what they
@@ -17,9 +19,9 @@
 #include "gpu/attention_prompt.h"
 
 #include "gpu/attention_prompt_keys.cuh"
+#include "gpu/attention_prompt_rows.cuh"
 #include "gpu/cuda_check.cuh"
 #include "gpu/early_launch.cuh"
-#include "gpu/wgmma.cuh"
 
 #include <algorithm>
 
@@ -28,31 +30,12 @@ namespace {
 
 using namespace device;
 
-constexpr float lowest = -INFINITY;
 constexpr float slack = 8; // weights may grow to 2^8 before they become relative to a larger score
 constexpr int prompt_threads = reader_threads + filler_threads;
 constexpr int prompt_shared_bytes = sizeof(prompt_shared) + 1024; // 1024: alignment
 static_assert(prompt_shared_bytes <= 227 << 10);
 
 #if defined(TROUPE_WGMMA)
-
-__device__ __forceinline__ void readers_meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-__device__ __forceinline__ float power_of_two(float x) { // 2^-22 off; 0 for -inf
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// A reading thread: its group, and in it the rows of sums that its quad has, `row` and `row + 8`. Scores are exponents
-// of two here, not of e.
-struct reader {
-  int group, lane, quad_lane, row;
-  float top[2], sum[2];       // what weights are relative to; the thread's part, of tiles of its group
-  float o[2][prompt_dim / 8]; // of row `row` in [4 j], [4 j + 1], of the other in the two behind
-  __device__ reader()
-      : group(static_cast<int>(threadIdx.x) / 128), lane(static_cast<int>(threadIdx.x) % warp_lanes),
-        quad_lane(lane % 4), row(static_cast<int>(threadIdx.x) % 128 / warp_lanes * 16 + lane / 4) {}
-};
 
 // What sums so far take on where weights become relative to `newest`.
 __device__ __forceinline__ float factor_of(float top, float newest) {
@@ -200,86 +183,12 @@ template <bool First> __device__ __forceinline__ void add_tile(reader& me, promp
   end_products(me, s, me.group);
 }
 
-__device__ __forceinline__ void store_sums(reader& me, prompt_shared& s, const attention_view& a, int64_t r,
-                                           uint32_t row_round) {
-  auto& sums = s.sum[row_round];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float sum = lanes_sum(me.sum[h], 4);
-    if (me.quad_lane == 0) sums[me.group][me.row + 8 * h] = sum;
-  }
-  readers_meet();
-  float* to = a.o + (r * prompt_heads + me.row) * prompt_dim + me.group * (prompt_dim / 2) + me.quad_lane / 2 * 16 +
-              me.quad_lane % 2 * 4;
-#pragma unroll
-  for (int h = 0; h < 2; ++h, to += 8 * prompt_dim) {
-    const int row = me.row + 8 * h;
-    const float sink = power_of_two(fmaf(a.sink[row], exp_constants::log2_e, -me.top[h]));
-    const float by = me.top[h] == lowest ? 1.0F : 1.0F / (sums[0][row] + sums[1][row] + sink);
-#pragma unroll
-    for (int c = 0; c < 8; ++c) { // a chunk of the quad; the lane's dims i + 4 e are in squares i
-      float4 v[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at = 4 * c + 2 * h + e;
-        v[e] = make_float4(me.o[0][at] * by, me.o[0][at + 32] * by, me.o[1][at] * by, me.o[1][at + 32] * by);
-      }
-      swap_with_neighbour(v[0], v[1]);
-      __stcs(reinterpret_cast<float4*>(to + 32 * c), v[0]);
-      __stcs(reinterpret_cast<float4*>(to + 32 * c + 8), v[1]);
-    }
-  }
-}
-
-// A head of the queries of a row in a warp. The largest goes to 2^14, so that nothing leaves the range of f16 and what
-// is 2^-28 of it still has all bits.
-struct head_part {
-  float4 v[2][2];
-  __device__ __forceinline__ void read(const float* q, int lane) {
-#pragma unroll
-    for (int u = 0; u < 2; ++u)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) v[u][h] = __ldg(reinterpret_cast<const float4*>(q) + (2 * u + h) * warp_lanes + lane);
-  }
-  __device__ __forceinline__ void store(prompt_shared& s, int head, int lane, float scale) {
-    uint32_t top = 0;
-#pragma unroll
-    for (int u = 0; u < 2; ++u)
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        for (const float x : {v[u][h].x, v[u][h].y, v[u][h].z, v[u][h].w})
-          top = max(top, __float_as_uint(x) & 0x7FFFFFFFU);
-    top = __reduce_max_sync(all_lanes, top);
-    const int binade = static_cast<int>(top >> 23) - 127;
-    const int exponent = top == 0 || binade == 128 ? 0 : min(14 - binade, 126);
-    const float by = __int_as_float((exponent + 127) << 23);
-#pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      swap_with_neighbour(v[u][0], v[u][1]);
-      store_eight(s.query, head, u * warp_lanes + lane % 2 * 16 + lane / 2, v[u][0], v[u][1], by);
-    }
-    if (lane == 0) s.query_by[head] = scale * exp_constants::log2_e * __int_as_float((127 - exponent) << 23);
-  }
-};
-// By the readers, who have the registers for all of a row under way at once.
-__device__ __forceinline__ void read_queries(prompt_shared& s, const attention_view& a, int64_t r) {
-  constexpr int heads = prompt_heads / reader_warps;
-  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  const int first = static_cast<int>(threadIdx.x) / warp_lanes * heads;
-  head_part part[heads];
-#pragma unroll
-  for (int i = 0; i < heads; ++i) part[i].read(a.q + (r * prompt_heads + first + i) * prompt_dim, lane);
-#pragma unroll
-  for (int i = 0; i < heads; ++i) part[i].store(s, first + i, lane, a.scale);
-  show_writes();
-  readers_meet();
-}
-
-__device__ __forceinline__ void read_rows(prompt_shared& s, const attention_view& a, int64_t n_rows) {
+template <bool Projects>
+__device__ __forceinline__ void read_rows(prompt_shared& s, const prompt_view& v, int64_t n_rows) {
   reader me;
   uint32_t row_round = 0, tile = 0; // of the block, over all rows
   for (auto i = static_cast<int32_t>(blockIdx.x); i < n_rows; i += static_cast<int32_t>(gridDim.x), row_round ^= 1) {
-    read_queries(s, a, a.first + i);
+    read_queries<Projects>(s, v, v.a.first + i, row_round);
 #pragma unroll
     for (int u = 0; u < 64; ++u) me.o[0][u] = me.o[1][u] = 0;
     wait(&s.key_full[tile & 1], tile >> 1 & 1);
@@ -296,14 +205,18 @@ __device__ __forceinline__ void read_rows(prompt_shared& s, const attention_view
       end_products(me, s, 1 - me.group);
     }
     tile = end;
-    store_sums(me, s, a, a.first + i, row_round);
+    if constexpr (Projects)
+      store_products(me, s, v, i, row_round);
+    else
+      store_sums(me, s, v.a, v.a.first + i, row_round);
   }
 }
 
 #endif
 
+template <bool Projects>
 __global__ void __launch_bounds__(prompt_threads, 1)
-    attention_prompt_kernel(const attention_view a, const int64_t n_rows) {
+    attention_prompt_kernel(const __grid_constant__ prompt_view v, const int64_t n_rows) {
 #if defined(TROUPE_WGMMA)
   begin_in_turn();
   extern __shared__ __align__(1024) uint8_t memory[];
@@ -318,15 +231,30 @@ __global__ void __launch_bounds__(prompt_threads, 1)
     if (threadIdx.x < reader_threads + filler_warps * warp_lanes)
       fill_keys(s);
     else
-      find_keys(s, a, n_rows);
+      find_keys(s, v, n_rows);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 200;\n" : "+r"(at));
     auto& s = *reinterpret_cast<prompt_shared*>(memory + at);
-    read_rows(s, a, n_rows);
+    read_rows<Projects>(s, v, n_rows);
   }
 #else
   __trap(); // cuda_lane::has_prompt_attention was wrong: the build has no code for sm_90a
 #endif
+}
+
+// Rows of the step in f16 (step_row_bytes), eight dims a thread. Bound by bytes, and few: 10 us for 8192 rows.
+constexpr int step_threads = 256;
+__global__ void __launch_bounds__(step_threads) step_rows_kernel(uint8_t* to, const float* x, int64_t n_rows) {
+  begin_in_turn();
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * step_threads + threadIdx.x, row = at / (prompt_dim / 8);
+  if (row >= n_rows) return;
+  const int eighth = static_cast<int>(at % (prompt_dim / 8));
+  const auto* from = reinterpret_cast<const float4*>(x + at * 8);
+  const eight_pairs pairs(from[0], from[1], 1);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    *reinterpret_cast<uint32_t*>(to + row * step_row_bytes + (eighth / 32 * 4 + i) * 128 + eighth % 32 * 4) =
+        pairs.of_square[i];
 }
 
 } // namespace
@@ -337,16 +265,21 @@ bool attention_prompt_serves(const attention_args& a, const cuda_lane& lane) {
 }
 
 void attention_prompt_cuda(const attention_args& args, const step_rows& rows, int64_t first, int64_t n_rows,
-                           const cuda_lane& lane) {
-  attention_view a = view_of(args, rows);
-  a.first = first;
-  TROUPE_CHECK(a.fours, "queries, sums, rows and records are read 16 bytes at a time");
-  cuda_check(
-      cudaFuncSetAttribute(attention_prompt_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, prompt_shared_bytes),
-      "attention_prompt: shared memory");
+                           const cuda_lane& lane, const prompt_products& to) {
+  prompt_view v{view_of(args, rows), to, reinterpret_cast<const uint8_t*>(lane.scratch)};
+  v.a.first = first;
+  TROUPE_CHECK(v.a.fours, "queries, sums, rows and records are read 16 bytes at a time");
+  TROUPE_CHECK(v.a.n_rows * step_row_bytes <= lane.scratch_bytes, "the scratch of a lane holds the rows of a step");
+  const int64_t eighths = v.a.n_rows * (prompt_dim / 8);
+  launch_early(step_rows_kernel, static_cast<unsigned>((eighths + step_threads - 1) / step_threads), step_threads, 0,
+               lane.on, "attention: rows of the step", reinterpret_cast<uint8_t*>(lane.scratch), v.a.step_kv,
+               v.a.n_rows);
+  const auto kernel = to.frequencies != nullptr ? attention_prompt_kernel<true> : attention_prompt_kernel<false>;
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, prompt_shared_bytes),
+             "attention_prompt: shared memory");
   const int64_t n_blocks = std::min<int64_t>(n_rows, lane.n_multiprocessors);
-  launch_early(attention_prompt_kernel, static_cast<unsigned>(n_blocks), prompt_threads, prompt_shared_bytes, lane.on,
-               "attention of prompt rows", a, n_rows);
+  launch_early(kernel, static_cast<unsigned>(n_blocks), prompt_threads, prompt_shared_bytes, lane.on,
+               "attention of prompt rows", v, n_rows);
 }
 
 } // namespace troupe

@@ -3,14 +3,15 @@
 #pragma once
 
 #include "gpu/attention_keys.cuh"
+#include "gpu/attention_prompt.h"
 #include "gpu/copy_ring.cuh"
 
 #include <cstdint>
 
 namespace troupe::device {
 
-constexpr int prompt_heads = 64, prompt_dim = 512, prompt_keys = 64; // keys of a tile
-constexpr int reader_threads = 256, filler_threads = 256;            // two warp groups each
+constexpr int prompt_keys = 64;                           // of a tile
+constexpr int reader_threads = 256, filler_threads = 256; // two warp groups each
 constexpr int reader_warps = reader_threads / warp_lanes;
 constexpr int filler_warps = filler_threads / warp_lanes - 1; // one looks for keys
 constexpr int tiles_ahead = 4;                                // that the looking warp may be ahead
@@ -35,15 +36,29 @@ __device__ __forceinline__ void store_chunk(f16_square* squares, int row, int c,
 }
 __device__ __forceinline__ uint32_t bits_of(__half2 pair) { return *reinterpret_cast<uint32_t*>(&pair); }
 __device__ __forceinline__ __half2 as_f16_pair(uint32_t bits) { return *reinterpret_cast<__half2*>(&bits); }
-// Eight floats, dims 8 `eighth` .. 8 `eighth` + 7 of a row, times `by`. What f16 does not hold becomes infinite.
-__device__ __forceinline__ void store_eight(f16_square* squares, int row, int eighth, float4 x, float4 y, float by) {
-  f16_square* to = squares + eighth / 32 * 4;
+// Eight floats, dims 8 `eighth` .. 8 `eighth` + 7 of a row, times `by`: a word of each of four squares. What f16 does
+// not hold becomes infinite.
+struct eight_pairs {
+  uint32_t of_square[4];
+  __device__ __forceinline__ eight_pairs(float4 x, float4 y, float by)
+      : of_square{bits_of(__floats2half2_rn(x.x * by, y.x * by)), bits_of(__floats2half2_rn(x.y * by, y.y * by)),
+                  bits_of(__floats2half2_rn(x.z * by, y.z * by)), bits_of(__floats2half2_rn(x.w * by, y.w * by))} {}
+};
+__device__ __forceinline__ void store_eight(f16_square* squares, int row, int eighth, const eight_pairs& pairs) {
   const uint32_t at = piece_at(row, eighth / 4 % 8) + eighth % 4 * 4;
-  *reinterpret_cast<uint32_t*>(to[0] + at) = bits_of(__floats2half2_rn(x.x * by, y.x * by));
-  *reinterpret_cast<uint32_t*>(to[1] + at) = bits_of(__floats2half2_rn(x.y * by, y.y * by));
-  *reinterpret_cast<uint32_t*>(to[2] + at) = bits_of(__floats2half2_rn(x.z * by, y.z * by));
-  *reinterpret_cast<uint32_t*>(to[3] + at) = bits_of(__floats2half2_rn(x.w * by, y.w * by));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) *reinterpret_cast<uint32_t*>(squares[eighth / 32 * 4 + i] + at) = pairs.of_square[i];
 }
+
+// A row of the step in f16, 1 KB: piece p of square i at (8 i + p) * 16, so that filling is copying.
+constexpr int step_row_bytes = prompt_dim * 2;
+
+// What the kernel is given. What lies in scratch of attention_view is not there.
+struct prompt_view {
+  attention_view a;
+  prompt_products to;  // none: o is written
+  const uint8_t* step; // (R) rows of the step
+};
 
 // Lane 2 m gives b for a of lane 2 m + 1. So two reads or writes of neighbouring lanes side by side are of whole
 // sectors of 32 bytes, where each lane by itself has to do with a sector alone.
@@ -72,9 +87,11 @@ struct prompt_shared {
   uint8_t stage[filler_warps][group_pairs][stage_bytes];
   tile_keys found[tiles_ahead];
   uint64_t seen[2];
-  float query_by[prompt_heads];  // a score of a head by this, what queries were scaled by undone
-  float top[2][prompt_heads];    // what weights are relative to from this tile on
-  float sum[2][2][prompt_heads]; // of weights; by row of the block, modulo 2, and group
+  float query_by[prompt_heads];                   // a score of a head by this, what queries were scaled by undone
+  float top[2][prompt_heads];                     // what weights are relative to from this tile on
+  float sum[2][2][prompt_heads];                  // of weights; by row of the block, modulo 2, and group
+  float2 turn[2][prompt_turned];                  // of o, by row of the block, modulo 2: cosine and sine
+  uint32_t largest[2][prompt_products::n_groups]; // of o, by group of readers
   uint64_t key_full[2], key_empty[2], top_full[2], weight_full[2];
   uint64_t found_full[tiles_ahead], found_empty[tiles_ahead];
   int32_t n_tiles[2]; // of the row

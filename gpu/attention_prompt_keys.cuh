@@ -37,6 +37,7 @@ __device__ __forceinline__ void prefetch_bytes(const void* at, uint32_t n_bytes)
 // Where the keys of a row are, with what key_of would read for each of them read once.
 struct key_finder {
   const attention_view& a;
+  const uint8_t* step; // rows of the step
   key_span span;
   int64_t row, n;
   const int32_t *selected, *tables; // of the row; selected[i]: of its key i
@@ -44,7 +45,8 @@ struct key_finder {
   int64_t ring_first, step_first;   // rows of caches: of slot, and of the row's key 0 if it were one of the step
   int32_t n_step;                   // keys that are none of selected
 
-  __device__ key_finder(const attention_view& view, int64_t r) : a(view), span(span_of(view, r)), row(r) {
+  __device__ key_finder(const prompt_view& view, int64_t r)
+      : a(view.a), step(view.step), span(span_of(view.a, r)), row(r) {
     n = n_present(a, r, span);
     n_step = static_cast<int32_t>(span.n_window + span.n_block);
     selected = a.selected + r * a.n_selected - n_step;
@@ -76,7 +78,7 @@ struct key_finder {
       else if (at < n_cached)
         found = a.rings.row(ring_first + (ring_row + at) % static_cast<uint32_t>(a.ring));
       else if (static_cast<int32_t>(at) < n_step)
-        found = floats_at(a.step_kv + (step_first + at) * a.dim);
+        found = {step + (step_first + at) * step_row_bytes, row_kind::halves};
       key[h] = packed(found);
     }
   }
@@ -86,7 +88,8 @@ struct key_finder {
 __device__ const uint4 zero_record[record_bytes(quantiser::fp4_e4m3_16, prompt_dim) / 16] = {};
 
 // Ahead of the others, so that what a key's address waits for is hidden.
-__device__ inline void find_keys(prompt_shared& s, const attention_view& a, int64_t n_rows) {
+__device__ inline void find_keys(prompt_shared& s, const prompt_view& view, int64_t n_rows) {
+  const attention_view& a = view.a;
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   ring_place<tiles_ahead> place;
   const auto announce = [&] {
@@ -99,7 +102,7 @@ __device__ inline void find_keys(prompt_shared& s, const attention_view& a, int6
     const int64_t r = a.first + i;
     constexpr int part = prompt_heads * prompt_dim / warp_lanes;
     prefetch_bytes(a.q + r * (prompt_heads * prompt_dim) + lane * part, part * sizeof(float));
-    const key_finder finder(a, r);
+    const key_finder finder(view, r);
     const int n_tiles = max(static_cast<int>((finder.n + prompt_keys - 1) / prompt_keys), 1);
     for (int first = 0; first < n_tiles; first += batch) {
       uint64_t key[batch * 2];
@@ -171,6 +174,18 @@ __device__ __forceinline__ void store_chunk(f16_square* squares, int row, int c,
   });
 }
 
+// A thread's copies of 16 bytes: `to` is a shared address.
+__device__ __forceinline__ void copy_piece(uint32_t to, const uint8_t* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#endif
+}
+__device__ __forceinline__ void copies_end() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 // A filling warp has two keys at a time, one for each half of its lanes: pairs warp, warp + filler_warps ..
 constexpr int key_pairs = (prompt_keys / 2 + filler_warps - 1) / filler_warps;
 struct filler {
@@ -184,31 +199,19 @@ struct filler {
   }
 };
 
-// The warp's keys of a tile of any kinds. Half a row of floats is under way at a time; more would not fit the
-// registers.
+// The warp's keys of a tile of any kinds. Rows of the step are copied, all of them under way together; they are there
+// when `copies_end` returns.
 __device__ __forceinline__ void fill_any(f16_square* to, const tile_keys& keys, const filler& me) {
 #pragma unroll 1
   for (int p = 0; p < key_pairs; ++p) {
     if (!me.has(p)) break;
     const int key = me.key(p);
     const stored_row row = unpacked(keys.key[key]);
-    if (row.kind == row_kind::floats) {
-      const auto* from = reinterpret_cast<const float4*>(row.at) + me.c;
-      const unsigned lanes = 0xFFFFU << 16 * me.half;
-#pragma unroll 1
-      for (int w = 0; w < 4; w += 2) {
-        float4 v[2][2];
+    if (row.kind == row_kind::halves) {
+      const int first = me.c / 8 * 4, piece = me.c % 8;
 #pragma unroll
-        for (int u = 0; u < 2; ++u) { // the halves of the warp begin in different banks
-          const int at = ((u + w) ^ me.half) * 32;
-          v[u][0] = __ldg(from + at), v[u][1] = __ldg(from + at + 16);
-        }
-#pragma unroll
-        for (int u = 0; u < 2; ++u) {
-          swap_with_neighbour(v[u][0], v[u][1], lanes);
-          store_eight(to, key, ((u + w) ^ me.half) * 16 + me.c % 2 * 8 + me.c / 2, v[u][0], v[u][1], 1);
-        }
-      }
+      for (int i = 0; i < 4; ++i)
+        copy_piece(shared_address(to[first + i]) + piece_at(key, piece), row.at + (8 * (first + i) + piece) * 16);
     } else if (row.kind == row_kind::fp8) {
       store_chunk(to, key, me.c, read_fp8(row.at, me.c));
     } else {
@@ -223,7 +226,6 @@ struct staged_pairs {
   uint8_t* memory;
   // Pairs first .. first + N - 1 of a tile, of those that the warp has.
   template <int N> __device__ __forceinline__ void start(const tile_keys& keys, const filler& me, int first) const {
-#if __CUDA_ARCH__ >= 800
     if (keys.plain == 0) return;
     const uint8_t* from[N];
 #pragma unroll
@@ -231,19 +233,13 @@ struct staged_pairs {
 #pragma unroll
     for (int u = 0; u < N; ++u) {
       const uint32_t to = shared_address(memory + u * stage_bytes + me.half * fp4_bytes + me.c * 16);
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from[u]) : "memory");
-      if (me.c < 2)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + prompt_dim / 2),
-                     "l"(from[u] + prompt_dim / 2)
-                     : "memory");
+      copy_piece(to, from[u]);
+      if (me.c < 2) copy_piece(to + prompt_dim / 2, from[u] + prompt_dim / 2);
     }
-#endif
   }
   // What was started, when it is there.
   template <int N> __device__ __forceinline__ void take(fp4_codes (&v)[N], const filler& me) const {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
+    copies_end();
     __syncwarp();
 #pragma unroll
     for (int u = 0; u < N; ++u) {
@@ -287,6 +283,7 @@ __device__ inline void fill_keys(prompt_shared& s) {
       staged.start<group_pairs>(next, me, 0);
       wait(&s.key_empty[to], (tile >> 1 & 1) ^ 1);
       fill_any(s.key[to], now, me);
+      copies_end();
     }
     if (me.warp == 0 && me.lane == 0) s.seen[to] = now.seen, s.n_tiles[to] = now.n_tiles;
     show_writes();

@@ -89,6 +89,12 @@ struct attention_args {
   visibility seen = visibility::causal;
 };
 
+// The rotations around attention (model.md 2.2), by the positions of the step.
+struct head_turns {
+  tensor frequencies;
+  bool of_queries = false; // q comes as it was before its rotation, and may be left either way
+};
+
 // model.md 2.5: scores, candidate blocks and selection of one indexer layer.
 struct index_args {
   tensor selected;             // out (R, k) i32, ascending, -1 behind the last
@@ -257,6 +263,16 @@ public:
 
   // Attention (model.md 2.3 - 2.5).
   virtual void attention(const attention_args&, const step_rows&) = 0;
+  // z (R, G, out) = linear_grouped of o, which rope turns back first, as those calls one after the other; z alone is
+  // wanted: o may be left as it was.
+  virtual void attention_project(tensor z, const attention_args& a, const step_rows& rows, const head_turns& turns,
+                                 std::span<const matrix* const> w) {
+    if (turns.of_queries) rope(a.q, rows.position, turns.frequencies, false);
+    attention(a, rows);
+    rope(a.o, rows.position, turns.frequencies, true);
+    const auto groups = static_cast<int64_t>(w.size());
+    linear_grouped(z, a.o.reshape({a.o.rows(), groups, a.o.row_elements() / groups}), w);
+  }
   virtual void compress_pairs(tensor c, tensor u, tensor g, tensor pending,
                               const step_rows&) = 0; // c (R, d): row i holds its group's latent where position i is
                                                      // odd; pending (n_slots, pairs, 2, d): u, g of the last even

@@ -10,8 +10,9 @@
 
 namespace troupe::device {
 
-// A row as its cache holds it, or none.
-enum class row_kind : uint32_t { none, floats, fp8, fp4 }; // fp8: of fp8_32, fp4: of fp4_e4m3_16
+// A row as its cache holds it, or none. fp8: of fp8_32, fp4: of fp4_e4m3_16. halves: attention_prompt.cuh alone has
+// them.
+enum class row_kind : uint32_t { none, floats, fp8, fp4, halves };
 struct stored_row {
   const uint8_t* at;
   row_kind kind;

@@ -126,13 +126,7 @@ public:
     run_linears(calls, x.n_elements() / w[0]->in);
   }
   void linear_grouped(tensor y, tensor x, std::span<const matrix* const> groups) override {
-    std::vector<linear_call> calls;
-    const int64_t n = static_cast<int64_t>(groups.size());
-    for (int64_t g = 0; g < n; ++g) {
-      const matrix& m = *groups[static_cast<size_t>(g)];
-      calls.push_back({&view_of(m), x.f32() + g * m.in, y.f32() + g * m.out, n * m.in, n * m.out});
-    }
-    run_linears(calls, x.rows());
+    run_linears(grouped_calls(y, x, groups), x.rows());
   }
   void rope(tensor x, tensor positions, tensor frequencies, bool inverse) override {
     rope_cuda(x, positions, frequencies, inverse, lane());
@@ -166,6 +160,12 @@ public:
   void attention(const attention_args& a, const step_rows& rows) override {
     each_run(a.q.rows(), true,
              [&](int64_t first, int64_t n, const cuda_lane& on) { attention_cuda(a, rows, first, n, on); });
+  }
+  void attention_project(tensor z, const attention_args& a, const step_rows& rows, const head_turns& turns,
+                         std::span<const matrix* const> w) override {
+    each_run(a.q.rows(), true, [&](int64_t first, int64_t n, const cuda_lane& on) {
+      attention_project_cuda(z, a, rows, turns, w, first, n, on);
+    });
   }
   void compress_pairs(tensor c, tensor u, tensor g, tensor pending, const step_rows& rows) override {
     compress_pairs_cuda(c, u, g, pending, rows, lane());

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <span>
+#include <vector>
 
 namespace troupe {
 
@@ -71,5 +72,7 @@ struct linear_call {
   int64_t x_stride = 0, y_stride = 0;
 };
 void linears_cuda(std::span<const linear_call>, int64_t rows, const cuda_lane&);
+// Those of a grouped product: y (R, G, out), x (R, G, in).
+std::vector<linear_call> grouped_calls(tensor y, tensor x, std::span<const matrix* const> groups);
 
 } // namespace troupe

@@ -47,6 +47,9 @@ void compress_pairs_cuda(tensor c, tensor u, tensor g, tensor pending, const ste
 // attention.cu, topk.cu
 // Rows [first, first + n) of the step, which are of the class of the lane; all tensors are of the whole step.
 void attention_cuda(const attention_args&, const step_rows&, int64_t first, int64_t n, const cuda_lane&);
+// attention_project.cu
+void attention_project_cuda(tensor z, const attention_args&, const step_rows&, const head_turns&,
+                            std::span<const matrix* const> w, int64_t first, int64_t n, const cuda_lane&);
 void select_entries_cuda(const index_args&, const step_rows&, const cuda_lane&);
 
 // route.cu: from the gate's outputs, score (R, experts) f32; at most 1024 experts.

@@ -162,12 +162,21 @@ __device__ __forceinline__ void write_unit(const row_target& to, const float (&v
 }
 
 // What a row is multiplied with: the largest element goes to 2^11, so that no sum of 128 of them, over sqrt(128),
-// reaches the end of f16; what is 2^-25 of it still has all bits. Thread 0 notes the inverse.
+// reaches the end of f16; what is 2^-25 of it still has all bits.
+struct row_power {
+  int exponent;
+  __device__ explicit row_power(float largest) {
+    const int bits = __float_as_int(largest); // below 2^-126 any exponent gives 126
+    exponent = largest > 0 && largest < INFINITY ? min(11 + 127 - (bits >> 23), 126) : 0;
+  }
+  __device__ float by() const { return __int_as_float((exponent + 127) << 23); }
+  __device__ float inverse() const { return __int_as_float((127 - exponent) << 23); }
+};
+// Thread 0 notes the inverse.
 __device__ __forceinline__ float scale_row(const row_target& to, float largest) {
-  const int bits = __float_as_int(largest); // below 2^-126 any exponent gives 126
-  const int exponent = largest > 0 && largest < INFINITY ? min(11 + 127 - (bits >> 23), 126) : 0;
-  if (threadIdx.x == 0) *to.scale = __int_as_float((127 - exponent) << 23);
-  return __int_as_float((exponent + 127) << 23);
+  const row_power power(largest);
+  if (threadIdx.x == 0) *to.scale = power.inverse();
+  return power.by();
 }
 
 // What transform_row does for a row whose unit each warp holds: v, times suh. Once a kernel for each `largest`, or with

@@ -69,6 +69,16 @@ void linear_cuda(tensor y, tensor x, const matrix_view& m, int64_t rows, int64_t
     plain_linear_cuda(y, x, m, rows, x_stride, y_stride, lane);
 }
 
+std::vector<linear_call> grouped_calls(tensor y, tensor x, std::span<const matrix* const> groups) {
+  std::vector<linear_call> calls;
+  const auto n = static_cast<int64_t>(groups.size());
+  for (int64_t g = 0; g < n; ++g) {
+    const matrix& m = *groups[static_cast<size_t>(g)];
+    calls.push_back({&view_of(m), x.f32() + g * m.in, y.f32() + g * m.out, n * m.in, n * m.out});
+  }
+  return calls;
+}
+
 void linears_cuda(std::span<const linear_call> calls, int64_t rows, const cuda_lane& lane) {
   if (rows == 0) return;
   const bool decodes = lane.rows == row_class::decode || !lane.has_wgmma;

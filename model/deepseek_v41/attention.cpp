@@ -89,6 +89,16 @@ void select(step_context& ctx, const layer_role& role, const layer_cache& cache)
   if (role.makes_candidates) ctx.show("candidates", ctx.candidates);
 }
 
+// attention_project, with o to be looked at.
+void project_seen(step_context& ctx, const attention_args& a, tensor frequencies, const attention_weights& w,
+                  tensor z) {
+  ctx.be.attention(a, ctx.rows.rows);
+  ctx.show("attn_o", a.o);
+  ctx.be.rope(a.o, ctx.rows.rows.position, frequencies, true);
+  const auto groups = static_cast<int64_t>(w.wo_a.size());
+  ctx.be.linear_grouped(z, a.o.reshape({ctx.rows.n, groups, a.o.row_elements() / groups}), w.wo_a_view);
+}
+
 } // namespace
 
 void window_row(step_context& ctx, const attention_weights& w, tensor frequencies, tensor kv, tensor x) {
@@ -116,7 +126,9 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
                std::array<const matrix*, 2>{w.wq_b.get(), w.indexer.wq_b.get()});
   else
     be.linear(q, qr, *w.wq_b);
-  be.rope(q, ctx.rows.rows.position, frequencies, false);
+  // Queries of a prompt are turned where attention reads them, unless somebody looks.
+  const head_turns turns{frequencies, !ctx.seen && ctx.rows.has_prompt()};
+  if (!turns.of_queries) be.rope(q, ctx.rows.rows.position, frequencies, false);
   ctx.show("q", q);
   if (role.owns_index) {
     const tensor index_q = ctx.b.index_q.slice(0, n);
@@ -140,14 +152,12 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
     a.compressed = cache.compressed;
     a.selected = ctx.selected;
   }
-  be.attention(a, ctx.rows.rows);
-  ctx.show("attn_o", a.o);
-  if (!ctx.drafting) be.beside([&] { be.write_rings(cache.ring, kv, ctx.rows.rows); });
-
-  be.rope(a.o, ctx.rows.rows.position, frequencies, true);
   const tensor z = ctx.b.z.slice(0, n);
-  const auto groups = static_cast<int64_t>(w.wo_a.size());
-  be.linear_grouped(z, a.o.reshape({n, groups, a.o.row_elements() / groups}), w.wo_a_view);
+  if (ctx.seen)
+    project_seen(ctx, a, frequencies, w, z);
+  else
+    be.attention_project(z, a, ctx.rows.rows, turns, w.wo_a_view);
+  if (!ctx.drafting) be.beside([&] { be.write_rings(cache.ring, kv, ctx.rows.rows); });
   be.linear(y, z.reshape({n, z.row_elements()}), *w.wo_b);
   be.all_reduce_sum(y);
 }

@@ -3,6 +3,7 @@
 
 #include "gpu/backend.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -20,6 +21,10 @@ struct row_set {
   // Of ratio 1 and 2: the entry that ends at row i, or -1, and the position of its first token, or -1. (n) i32, i64
   tensor entries[2], entry_positions[2];
   std::span<const row_run> runs; // what the rows are computed for
+
+  bool has_prompt() const {
+    return std::ranges::any_of(runs, [](const row_run& r) { return r.rows == row_class::prefill; });
+  }
 };
 
 struct host_row {
