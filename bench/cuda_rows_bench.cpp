@@ -26,7 +26,8 @@ public:
   void run() {
     if (wants("attention") || wants("attention of the window") || wants("attention_project")) attention();
     if (wants("select_entries")) select();
-    if (wants("mix") || wants("fold_norm") || wants("expand") || wants("engram_gate")) streams();
+    if (wants("mix") || wants("fold_norm") || wants("expand") || wants("expand_fold_norm") || wants("engram_gate"))
+      streams();
     if (wants("route")) route();
     if (wants("rms_norm") || wants("rope") || wants("quantise") || wants("write_rings") || wants("dequant_rows") ||
         wants("receive"))
@@ -160,6 +161,12 @@ private:
         "fold_norm", [&] { b_.fold_norm(x, a.h, a.pre, norm, 1e-6F); }, x, h + row);
     time(
         "expand", [&] { b_.expand(a.h, x, a.post, a.comb); }, a.h, 2 * h + row);
+    if (wants("expand_fold_norm")) {
+      const tensor folded = b_.allocate(dtype::f32, {n_, dim}, "bench");
+      time(
+          "expand_fold_norm", [&] { b_.expand_fold_norm(a.h, x, a.post, a.comb, folded, a.pre, norm, 1e-6F); }, a.h,
+          2 * h + 2 * row);
+    }
     if (!wants("engram_gate")) return;
     const tensor kv = floats({n_, copies + 1, dim}), q = floats({copies, dim}), k = floats({copies, dim});
     time(

@@ -258,6 +258,12 @@ public:
     add(y, also);
     expand(h, y, post, comb);
   }
+  // expand, then x = fold_norm of what h has become.
+  virtual void expand_fold_norm(tensor h, tensor y, tensor post, tensor comb, tensor x, tensor pre, tensor weight,
+                                float eps) {
+    expand(h, y, post, comb);
+    fold_norm(x, h, pre, weight, eps);
+  }
   virtual void spread(tensor h, tensor x) = 0;      // h (R, M, D) = x (R, D) copied M times
   virtual void mean_copies(tensor y, tensor h) = 0; // y (R, D) = mean over M
 

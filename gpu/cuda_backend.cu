@@ -154,6 +154,10 @@ public:
   void expand_sum(tensor h, tensor y, tensor also, tensor post, tensor comb) override {
     expand_cuda(h, y, also, post, comb, lane());
   }
+  void expand_fold_norm(tensor h, tensor y, tensor post, tensor comb, tensor x, tensor pre, tensor weight,
+                        float eps) override {
+    expand_fold_norm_cuda(h, y, post, comb, x, pre, weight, eps, lane());
+  }
   void spread(tensor h, tensor x) override { spread_cuda(h, x, lane()); }
   void mean_copies(tensor y, tensor h) override { mean_copies_cuda(y, h, lane()); }
 
@@ -383,11 +387,8 @@ void begin_download(backend& b, tensor from, int64_t n_bytes) {
   dynamic_cast<cuda_backend&>(b).begin_download(from, n_bytes);
 }
 void end_download(backend& b, void* to, int64_t n_bytes) { dynamic_cast<cuda_backend&>(b).end_download(to, n_bytes); }
-
 int32_t device_of(backend& b) { return dynamic_cast<cuda_backend&>(b).device(); }
-
 double replayed_us(backend& b) { return dynamic_cast<cuda_backend&>(b).replayed_us(); }
-
 std::vector<weight_variant> loaded_variants(backend& b) { return dynamic_cast<cuda_backend&>(b).variants(); }
 
 bool park(backend& b, const parkable& form) { return dynamic_cast<cuda_backend&>(b).park(form); }

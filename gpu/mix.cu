@@ -146,6 +146,61 @@ __global__ void __launch_bounds__(768)
   }
 }
 
+// Expand, then fold and norm of what it made, which stays in registers: the streams are read once for twice. The bits
+// of the kernels above. Bound by bytes: two blocks of 640 a multiprocessor, so that one reads while the other meets.
+struct expand_fold {
+  float *h, *x;
+  const float *y, *post, *comb, *pre, *weight;
+  int dim;
+  float eps;
+};
+constexpr int expand_fold_threads = 640, expand_fold_copies = 4;
+
+template <bool Fours>
+__global__ void __launch_bounds__(expand_fold_threads, 2) expand_fold_norm_kernel(const expand_fold a) {
+  constexpr int m = expand_fold_copies;
+  __shared__ float shared[1][device::max_warps], comb[m * m], post[m], pre[m];
+  const int me = static_cast<int>(threadIdx.x), dim = a.dim, step = 4 * static_cast<int>(blockDim.x);
+  const int64_t r = blockIdx.x;
+  begin_in_turn();
+  if (me < m * m) comb[me] = a.comb[r * (m * m) + me];
+  if (me < m) post[me] = a.post[r * m + me], pre[me] = a.pre[r * m + me];
+  __syncthreads();
+  float* h = a.h + r * m * dim;
+  const float* y = a.y + r * dim;
+  float4 held[held_fours];
+  float sum[1] = {0};
+#pragma unroll
+  for (int j = 0; j < held_fours; ++j) {
+    const int i = 4 * me + j * step;
+    if (i >= dim) break;
+    float4 old[m];
+#pragma unroll
+    for (int k = 0; k < m; ++k) old[k] = device::load_four<Fours>(h + k * dim, i, dim);
+    const float4 in = device::load_four<Fours>(y, i, dim);
+#pragma unroll 1 // lest all coefficients wait in registers: there are 48
+    for (int k = 0; k < m; ++k) {
+      const float of_y = post[k], by = pre[k];
+      float4 made = device::each_of(in, [=](float v) { return of_y * v; });
+#pragma unroll
+      for (int l = 0; l < m; ++l) made = device::fused(comb[l * m + k], old[l], made);
+      device::store_four<Fours>(h + k * dim, i, dim, made);
+      held[j] = k == 0 ? device::each_of(made, [=](float v) { return by * v; }) : device::fused(by, made, held[j]);
+    }
+    sum[0] = device::fused_squares(held[j], sum[0]);
+  }
+  device::block_sums(sum, shared);
+  const float by = 1.0F / sqrtf(sum[0] / static_cast<float>(dim) + a.eps);
+#pragma unroll
+  for (int j = 0; j < held_fours; ++j) {
+    const int i = 4 * me + j * step;
+    if (i >= dim) break;
+    const float4 w = device::load_four<Fours>(a.weight, i, dim);
+    device::store_four<Fours>(a.x + r * dim, i, dim,
+                              device::each_of(w, held[j], [=](float p, float q) { return p * (q * by); }));
+  }
+}
+
 template <bool Fours> void launch_mix(const mix_pointers& a, int64_t n_rows, const cuda_lane& lane) {
   const auto kernel = a.m == 4 ? mix_kernel<4, 1, Fours> : a.m <= 5 ? mix_kernel<0, 1, Fours> : mix_kernel<0, 2, Fours>;
   const int64_t threads = std::clamp<int64_t>((a.width + 511) / 512 * 32, 64, 512); // four fours a thread or more
@@ -219,6 +274,25 @@ void expand_cuda(tensor h, tensor y, tensor also, tensor post, tensor comb, cons
   const row_grid g = cover_rows(n_rows, (dim + 3) / 4);
   launch_early(kernel, g.grid, g.block, 0, lane.on, "expand", h.f32(), y.f32(), also ? also.f32() : nullptr, post.f32(),
                comb.f32(), n_rows, static_cast<int>(m), dim);
+}
+
+void expand_fold_norm_cuda(tensor h, tensor y, tensor post, tensor comb, tensor x, tensor pre, tensor weight, float eps,
+                           const cuda_lane& lane) {
+  constexpr int64_t fewest = 256; // rows: below, bytes are not what counts
+  const int64_t n_rows = h.shape[0], m = h.shape[1], dim = h.shape[2], threads = threads_of_row(dim);
+  if (n_rows < fewest || m != expand_fold_copies || threads > expand_fold_threads || 4 * threads * held_fours < dim) {
+    expand_cuda(h, y, {}, post, comb, lane);
+    return fold_norm_cuda(x, h, pre, weight, eps, lane);
+  }
+  TROUPE_CHECK(y.n_elements() == n_rows * dim && x.n_elements() == n_rows * dim && weight.n_elements() == dim &&
+                   post.n_elements() == n_rows * m && pre.n_elements() == n_rows * m &&
+                   comb.n_elements() == n_rows * m * m,
+               "residual copies are expanded from rows, and folded into rows, as wide as they are");
+  const expand_fold a{h.f32(), x.f32(), y.f32(), post.f32(), comb.f32(), pre.f32(), weight.f32(), static_cast<int>(dim),
+                      eps};
+  const bool fours = in_fours(dim, {h.data, x.data, y.data, weight.data});
+  launch_early(fours ? expand_fold_norm_kernel<true> : expand_fold_norm_kernel<false>, static_cast<unsigned>(n_rows),
+               static_cast<unsigned>(threads), 0, lane.on, "expand_fold_norm", a);
 }
 
 void mean_copies_cuda(tensor y, tensor h, const cuda_lane& lane) {

@@ -53,10 +53,8 @@ void run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
   ctx.show("hc_attn_pre", pre_attention);
   ctx.show("hc_attn_post", post);
   ctx.show("hc_attn_comb", comb);
-  be.expand(ctx.h, y, post, comb);
+  be.expand_fold_norm(ctx.h, y, post, comb, x, pre_attention, w.moe.norm, ctx.c.eps);
   ctx.show("stream_mid", ctx.h);
-
-  be.fold_norm(x, ctx.h, pre_attention, w.moe.norm, ctx.c.eps);
   ctx.show("ffn_in", x);
   begin_shared_expert(ctx, w.moe, x);               // while the choice of experts leaves the device idle
   be.beside([&] { mix(ctx, w.moe_mix, pre_moe); }); // ctx.pre may be this buffer: it was used above
