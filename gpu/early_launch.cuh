@@ -38,13 +38,14 @@ __device__ __forceinline__ void fetch_lines(const void* from, int64_t size_bytes
 
 // Launches a kernel all of whose threads call wait_for_kernel_before, in clusters of so many blocks along x, and checks
 // the launch. Early only in captured graphs: decode is replayed from them, and what is launched one by one need not
-// rely on it.
+// rely on it. There every kernel leaves as much of a multiprocessor's memory as possible to be shared, for the products
+// in between take all of that, and a multiprocessor changes the split only when it is empty.
 template <class Kernel, class... Args>
 void launch_clusters(const Kernel& kernel, unsigned cluster, dim3 grid, dim3 block, size_t shared_bytes,
                      cudaStream_t on, const char* what, const Args&... args) {
   cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
   cuda_check(cudaStreamIsCapturing(on, &capturing), what);
-  cudaLaunchAttribute how[2] = {};
+  cudaLaunchAttribute how[3] = {};
   unsigned n = 0;
   if (cluster > 1) {
     how[n].id = cudaLaunchAttributeClusterDimension;
@@ -54,6 +55,9 @@ void launch_clusters(const Kernel& kernel, unsigned cluster, dim3 grid, dim3 blo
   if (capturing == cudaStreamCaptureStatusActive) {
     how[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     how[n].val.programmaticStreamSerializationAllowed = 1;
+    ++n;
+    how[n].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    how[n].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     ++n;
   }
   cudaLaunchConfig_t config{};
