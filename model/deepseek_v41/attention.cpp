@@ -112,12 +112,11 @@ void run_attention(step_context& ctx, const attention_weights& w, const layer_ro
   backend& be = ctx.be;
   const tensor frequencies = role.ratio > 0 ? ctx.compressed_frequencies : ctx.window_frequencies;
   const tensor qr = ctx.b.qr.slice(0, n), q = ctx.b.q.slice(0, n), kv = ctx.b.kv.slice(0, n);
+  if (role.owns_index) be.beside([&] { weigh_heads(ctx, w.indexer, x); }); // of x alone
   project(ctx, w, role, x);
-  // Of what project made and of x alone: beside the way to q.
-  be.beside([&] {
+  be.beside([&] { // of what project made: beside the way to q
     finish_window_row(ctx, w, frequencies, kv);
     if (role.owns_kv) compress(ctx, w.compressor, role, cache);
-    if (role.owns_index) weigh_heads(ctx, w.indexer, x);
   });
   be.rms_norm(qr, qr, w.q_norm, ctx.c.eps);
   ctx.show("qr", qr);
