@@ -70,33 +70,36 @@ public:
   // any part of k are exact integers in one unit.
   __device__ __forceinline__ void pack(const float* x, int in_real, uint8_t* codes, int groups, int place,
                                        packed_row* to) {
+    transform(x, in_real);
+    store(codes, groups, place, to);
+  }
+  // The two steps of it. x is read from the L2, so that it may be of any kernel whose end the one before has waited for.
+  __device__ __forceinline__ void transform(const float* x, int in_real) {
     __shared__ uint32_t tops[most_sharers * pack_warps]; // of all warps of the cluster
-    __shared__ int32_t sums[pack_warps];
     const bool in_fours = in_real == n_blocks_ * 128 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    float v[Jobs][4];
     uint32_t top = 0;
 #pragma unroll
     for (int j = 0; j < Jobs; ++j) {
       const int block = first_job_ + j * n_warps_, first = block * 128 + lane_ * 4;
       if (block >= n_blocks_) break;
       if (in_fours) {
-        const float4 four = *reinterpret_cast<const float4*>(x + first);
-        v[j][0] = four.x, v[j][1] = four.y, v[j][2] = four.z, v[j][3] = four.w;
+        const float4 four = __ldcg(reinterpret_cast<const float4*>(x + first));
+        v_[j][0] = four.x, v_[j][1] = four.y, v_[j][2] = four.z, v_[j][3] = four.w;
       } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[j][i] = first + i < in_real ? x[first + i] : 0.0F;
+        for (int i = 0; i < 4; ++i) v_[j][i] = first + i < in_real ? __ldcg(x + first + i) : 0.0F;
       }
     }
 #pragma unroll
     for (int j = 0; j < Jobs; ++j) {
       if (first_job_ + j * n_warps_ >= n_blocks_) break;
-      v[j][0] *= f16_bits(static_cast<uint16_t>(signs_[j].x));
-      v[j][1] *= f16_bits(static_cast<uint16_t>(signs_[j].x >> 16));
-      v[j][2] *= f16_bits(static_cast<uint16_t>(signs_[j].y));
-      v[j][3] *= f16_bits(static_cast<uint16_t>(signs_[j].y >> 16));
-      warp_hadamard(v[j], lane_);
+      v_[j][0] *= f16_bits(static_cast<uint16_t>(signs_[j].x));
+      v_[j][1] *= f16_bits(static_cast<uint16_t>(signs_[j].x >> 16));
+      v_[j][2] *= f16_bits(static_cast<uint16_t>(signs_[j].y));
+      v_[j][3] *= f16_bits(static_cast<uint16_t>(signs_[j].y >> 16));
+      warp_hadamard(v_[j], lane_);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) top = max(top, __float_as_uint(v[j][i]) & 0x7FFFFFFFU);
+      for (int i = 0; i < 4; ++i) top = max(top, __float_as_uint(v_[j][i]) & 0x7FFFFFFFU);
     }
     top = __reduce_max_sync(0xFFFFFFFF, top);
     if (me_.n > 1) {
@@ -109,8 +112,11 @@ public:
       __syncthreads();
     }
     for (int i = lane_; i < n_warps_; i += 32) top = max(top, tops[i]);
-    top = __reduce_max_sync(0xFFFFFFFF, top);
-    const float largest = __uint_as_float(top);
+    largest_ = __uint_as_float(__reduce_max_sync(0xFFFFFFFF, top));
+  }
+  __device__ __forceinline__ void store(uint8_t* codes, int groups, int place, packed_row* to) const {
+    __shared__ int32_t sums[pack_warps];
+    const float largest = largest_;
     const bool finite = largest < INFINITY; // false for NaN too
     const float by = finite && largest > 0 ? 127.0F / largest : 0.0F;
     int32_t sum = 0;
@@ -121,7 +127,7 @@ public:
       uint32_t main = 0, rest = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float t = finite ? v[j][i] * by : 0.0F;
+        const float t = finite ? v_[j][i] * by : 0.0F;
         const int32_t a = max(-127, min(127, __float2int_rn(t)));
         const int32_t r = max(-127, min(127, __float2int_rn((t - static_cast<float>(a)) * 254.0F)));
         sum += 254 * a + r;
@@ -149,6 +155,8 @@ private:
   const row_sharer& me_;
   int lane_, warp_, n_blocks_, first_job_, n_warps_;
   uint2 signs_[Jobs]; // suh of the elements that this thread has
+  float v_[Jobs][4];  // transformed
+  float largest_ = 0; // of the row
 };
 
 } // namespace troupe

@@ -38,9 +38,12 @@ __global__ void __launch_bounds__(pack_threads) pack_runs_kernel(moe_args a, run
   const float* x =
       First == 0 ? a.x + static_cast<int64_t>(pair / a.k) * a.dim : a.hidden + static_cast<int64_t>(pair) * a.width;
   packing_row<Jobs> row(m.trellis.suh, m.trellis.in, me);
+  // So is x: rows of gate and up are transformed while the runs are made. hidden is of the kernel before this one.
+  if constexpr (First == 0) row.transform(x, m.in);
   begin_in_turn();
+  if constexpr (First != 0) row.transform(x, m.in);
   const run_place place = a.list.places[pair];
-  row.pack(x, m.in, to.of(place.run, which), to.groups, place.at, to.row(place.run, which, place.at));
+  row.store(to.of(place.run, which), to.groups, place.at, to.row(place.run, which, place.at));
 }
 
 // Columns (run, chunk of the width, gate or up); a chunk's two are finished together.
