@@ -164,7 +164,7 @@ private:
     if (wants("expand_fold_norm")) {
       const tensor folded = b_.allocate(dtype::f32, {n_, dim}, "bench");
       time(
-          "expand_fold_norm", [&] { b_.expand_fold_norm(a.h, x, a.post, a.comb, folded, a.pre, norm, 1e-6F); }, a.h,
+          "expand_fold_norm", [&] { b_.expand_fold_norm(a.h, x, {}, a.post, a.comb, folded, a.pre, norm, 1e-6F); }, a.h,
           2 * h + 2 * row);
     }
     if (!wants("engram_gate")) return;

@@ -258,10 +258,10 @@ public:
     add(y, also);
     expand(h, y, post, comb);
   }
-  // expand, then x = fold_norm of what h has become.
-  virtual void expand_fold_norm(tensor h, tensor y, tensor post, tensor comb, tensor x, tensor pre, tensor weight,
-                                float eps) {
-    expand(h, y, post, comb);
+  // expand_sum (expand where `also` is empty), then x = fold_norm of what h has become.
+  virtual void expand_fold_norm(tensor h, tensor y, tensor also, tensor post, tensor comb, tensor x, tensor pre,
+                                tensor weight, float eps) {
+    also ? expand_sum(h, y, also, post, comb) : expand(h, y, post, comb);
     fold_norm(x, h, pre, weight, eps);
   }
   virtual void spread(tensor h, tensor x) = 0;      // h (R, M, D) = x (R, D) copied M times

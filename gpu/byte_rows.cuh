@@ -73,7 +73,8 @@ public:
     transform(x, in_real);
     store(codes, groups, place, to);
   }
-  // The two steps of it. x is read from the L2, so that it may be of any kernel whose end the one before has waited for.
+  // The two steps of it. x is read from the L2, so that it may be of any kernel whose end the one before has waited
+  // for.
   __device__ __forceinline__ void transform(const float* x, int in_real) {
     __shared__ uint32_t tops[most_sharers * pack_warps]; // of all warps of the cluster
     const bool in_fours = in_real == n_blocks_ * 128 && reinterpret_cast<uintptr_t>(x) % 16 == 0;

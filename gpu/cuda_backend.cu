@@ -154,9 +154,9 @@ public:
   void expand_sum(tensor h, tensor y, tensor also, tensor post, tensor comb) override {
     expand_cuda(h, y, also, post, comb, lane());
   }
-  void expand_fold_norm(tensor h, tensor y, tensor post, tensor comb, tensor x, tensor pre, tensor weight,
+  void expand_fold_norm(tensor h, tensor y, tensor also, tensor post, tensor comb, tensor x, tensor pre, tensor weight,
                         float eps) override {
-    expand_fold_norm_cuda(h, y, post, comb, x, pre, weight, eps, lane());
+    expand_fold_norm_cuda(h, y, also, post, comb, x, pre, weight, eps, lane());
   }
   void spread(tensor h, tensor x) override { spread_cuda(h, x, lane()); }
   void mean_copies(tensor y, tensor h) override { mean_copies_cuda(y, h, lane()); }

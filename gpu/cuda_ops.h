@@ -35,8 +35,8 @@ void mix_cuda(const mix_args&, const matrix_view& fn, const cuda_lane&); // rows
 void fold_cuda(tensor x, tensor h, tensor pre, const cuda_lane&);
 void fold_norm_cuda(tensor x, tensor h, tensor pre, tensor weight, float eps, const cuda_lane&);
 void expand_cuda(tensor h, tensor y, tensor also, tensor post, tensor comb, const cuda_lane&); // also: or empty
-void expand_fold_norm_cuda(tensor h, tensor y, tensor post, tensor comb, tensor x, tensor pre, tensor weight, float eps,
-                           const cuda_lane&);
+void expand_fold_norm_cuda(tensor h, tensor y, tensor also, tensor post, tensor comb, tensor x, tensor pre,
+                           tensor weight, float eps, const cuda_lane&);
 void mean_copies_cuda(tensor y, tensor h, const cuda_lane&);
 void quantise_cuda(tensor x, quantiser, const cuda_lane&);
 

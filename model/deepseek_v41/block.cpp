@@ -20,6 +20,8 @@ void mix(step_context& ctx, const mix_weights& w, tensor pre) {
   ctx.be.mix(a);
 }
 
+bool is_tapped(const step_context& ctx, const block_weights& w) { return w.role.tap >= 0 && ctx.b.taps; }
+
 void tap(step_context& ctx, int32_t index) {
   const int64_t n = ctx.rows.n, taps = ctx.b.taps.shape[1];
   const tensor mean = ctx.b.x.slice(0, n);
@@ -30,7 +32,7 @@ void tap(step_context& ctx, int32_t index) {
 
 } // namespace
 
-void run_block(step_context& ctx, const block_weights& w, const layer_cache& cache) {
+bool run_block(step_context& ctx, const block_weights& w, const layer_cache& cache, const block_chain& chain) {
   const int64_t n = ctx.rows.n;
   const bool draft_stage = ctx.layer >= ctx.c.layers;
   backend& be = ctx.be;
@@ -42,10 +44,10 @@ void run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
     run_engram(ctx, w.engram, w.role.engram_slot);
     ctx.show("engram_out", ctx.h);
   }
-  if (w.role.tap >= 0 && ctx.b.taps) tap(ctx, w.role.tap);
+  if (is_tapped(ctx, w)) tap(ctx, w.role.tap);
 
   be.beside([&] { mix(ctx, w.attention_mix, pre_attention); });
-  be.fold_norm(x, ctx.h, ctx.pre, w.attention.norm, ctx.c.eps); // by the mix of the half before
+  if (!chain.has_input) be.fold_norm(x, ctx.h, ctx.pre, w.attention.norm, ctx.c.eps); // by the mix of the half before
   ctx.show("attn_in", x);
   run_attention(ctx, w.attention, w.role, cache, y, x);
   ctx.show("attn_out", y);
@@ -53,8 +55,9 @@ void run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
   ctx.show("hc_attn_pre", pre_attention);
   ctx.show("hc_attn_post", post);
   ctx.show("hc_attn_comb", comb);
-  be.expand_fold_norm(ctx.h, y, post, comb, x, pre_attention, w.moe.norm, ctx.c.eps);
+  be.expand_fold_norm(ctx.h, y, {}, post, comb, x, pre_attention, w.moe.norm, ctx.c.eps);
   ctx.show("stream_mid", ctx.h);
+
   ctx.show("ffn_in", x);
   begin_shared_expert(ctx, w.moe, x);               // while the choice of experts leaves the device idle
   be.beside([&] { mix(ctx, w.moe_mix, pre_moe); }); // ctx.pre may be this buffer: it was used above
@@ -64,10 +67,18 @@ void run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
     also = {};
   }
   ctx.show("moe_out", y);
-  also ? be.expand_sum(ctx.h, y, also, post, comb) : be.expand(ctx.h, y, post, comb);
+  // Nothing of the next layer comes between.
+  const bool goes_on = chain.next != nullptr && chain.next->role.engram_slot < 0 && !is_tapped(ctx, *chain.next);
+  if (goes_on)
+    be.expand_fold_norm(ctx.h, y, also, post, comb, x, pre_moe, chain.next->attention.norm, ctx.c.eps);
+  else if (also)
+    be.expand_sum(ctx.h, y, also, post, comb);
+  else
+    be.expand(ctx.h, y, post, comb);
   ctx.pre = pre_moe;
   ctx.show("stream", ctx.h);
   ctx.show("hc_ffn_pre", pre_moe);
+  return goes_on;
 }
 
 } // namespace troupe::deepseek_v41

@@ -32,8 +32,13 @@ struct step_context {
   }
 };
 
-// ctx.h and ctx.pre become those after the layer.
-void run_block(step_context& ctx, const block_weights& w, const layer_cache& cache);
+// The layer that run_block is told to go on with, of the same rows; nullptr: none, or none that is known to have them.
+struct block_chain {
+  const block_weights* next = nullptr;
+  bool has_input = false; // ctx.b.x is this layer's folded and normed input: the one before has made it
+};
+// ctx.h and ctx.pre become those after the layer. Returns whether ctx.b.x is the input of `next`.
+bool run_block(step_context& ctx, const block_weights& w, const layer_cache& cache, const block_chain& chain);
 
 // y (n, D) f32 = attention(x); x (n, D) after attn_norm. Appends to the layer's caches.               model.md 2.3
 // - 2.5

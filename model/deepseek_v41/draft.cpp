@@ -106,9 +106,11 @@ void drafter::run_stages(step_context& ctx, std::span<const layer_cache> stages,
   ctx.h = ctx.b.h.slice(0, n);
   ctx.pre = ctx.b.one_hot.slice(0, n);
   be_.spread(ctx.h, x);
+  bool has_input = false;
   for (size_t s = 0; s < w_.stages.size(); ++s) {
     ctx.layer = c_.layers + static_cast<int32_t>(s);
-    run_block(ctx, w_.stages[s], stages[s]);
+    const block_weights* next = s + 1 < w_.stages.size() ? &w_.stages[s + 1] : nullptr;
+    has_input = run_block(ctx, w_.stages[s], stages[s], {next, has_input});
   }
   be_.fold(x, ctx.h, ctx.pre);
   ctx.drafting = false;

@@ -271,8 +271,10 @@ void model_v41::embed_rows() {
 }
 
 void model_v41::run_layers(int64_t n_late, const mailbox* records) {
+  const int32_t late = config_.last_kv_source() + 1; // the first layer that may have fewer rows
+  bool has_input = false;
   for (int32_t l = 0; l < config_.layers; ++l) {
-    if (l == config_.last_kv_source() + 1) narrow_to_tail(n_late);
+    if (l == late) narrow_to_tail(n_late);
     if (ctx_.rows.n == 0) return;
     ctx_.layer = l;
     const block_weights& layer = layers_[static_cast<size_t>(l)];
@@ -280,9 +282,11 @@ void model_v41::run_layers(int64_t n_late, const mailbox* records) {
       be_.receive(record_tensors(ctx_.rows.n), *records); // as late as can be: the first layer that reads any
       records = nullptr;
     }
-    run_block(ctx_, layer, caches_[static_cast<size_t>(l)]);
+    const bool is_followed = l + 1 < config_.layers && l + 1 != late;
+    has_input = run_block(ctx_, layer, caches_[static_cast<size_t>(l)],
+                          {is_followed ? &layers_[static_cast<size_t>(l) + 1] : nullptr, has_input});
   }
-  if (config_.last_kv_source() + 1 >= config_.layers) narrow_to_tail(n_late);
+  if (late >= config_.layers) narrow_to_tail(n_late);
   if (drafter_ && ctx_.rows.n > 0) note_context();
 }
 

@@ -143,30 +143,38 @@ TEST_CASE("cuda mix: fold_norm has the bits of a fold and a norm, and a row its 
 TEST_CASE("cuda mix: expand_fold_norm has the bits of an expansion and a folded norm, and a row its own") {
   twins t;
   for (const auto [m, dim] : mix_cases)
-    for (int64_t n : {2, 300}) { // few rows go the old way
-      const auto values = random_floats(n * m * dim, 50);
-      const auto h = t.make(dtype::f32, {n, m, dim}, values), apart = t.make(dtype::f32, {n, m, dim}, values);
-      const auto y = t.floats({n, dim}, 51), post = t.floats({n, m}, 52), comb = t.floats({n, m, m}, 53);
-      const auto pre = t.floats({n, m}, 54), weight = t.floats({dim}, 55);
-      const auto x = t.output({n, dim}), x_apart = t.output({n, dim});
-      t.run([&](backend& b) {
-        b.expand_fold_norm(t.of(b, h), t.of(b, y), t.of(b, post), t.of(b, comb), t.of(b, x), t.of(b, pre),
-                           t.of(b, weight), 1e-6F);
-      });
-      t.equal("expand_fold_norm, streams", h);
-      t.near("expand_fold_norm", x, 1e-5);
-      backend& b = *t.device;
-      b.expand(apart.device, y.device, post.device, comb.device);
-      b.fold_norm(x_apart.device, apart.device, pre.device, weight.device, 1e-6F);
-      CHECK(t.read_device<uint32_t>(h) == t.read_device<uint32_t>(apart));
-      CHECK(t.read_device<uint32_t>(x) == t.read_device<uint32_t>(x_apart));
-      if (n < 300) continue;
-      const auto row = t.make(dtype::f32, {1, m, dim}, std::vector<float>(values.end() - m * dim, values.end()));
-      const auto of_row = t.output({1, dim}), last = x.slice(n - 1, 1);
-      b.expand_fold_norm(row.device, y.device.slice(n - 1, 1), post.device.slice(n - 1, 1), comb.device.slice(n - 1, 1),
-                         of_row.device, pre.device.slice(n - 1, 1), weight.device, 1e-6F);
-      CHECK(t.read_device<uint32_t>(of_row) == t.read_device<uint32_t>(last));
-    }
+    for (const bool has_also : {false, true})
+      for (int64_t n : {1, 3, 300}) { // forms for few rows and for many
+        const auto values = random_floats(n * m * dim, 50);
+        const auto h = t.make(dtype::f32, {n, m, dim}, values), apart = t.make(dtype::f32, {n, m, dim}, values);
+        const auto y = t.floats({n, dim}, 51), post = t.floats({n, m}, 52), comb = t.floats({n, m, m}, 53);
+        const auto pre = t.floats({n, m}, 54), weight = t.floats({dim}, 55), also = t.floats({n, dim}, 56);
+        const auto x = t.output({n, dim}), x_apart = t.output({n, dim});
+        const auto last_of = [&](const twin_tensor& v, int64_t count) { return v.device.slice(n - count, count); };
+        // Of the last `count` rows.
+        const auto run = [&](tensor streams, tensor to, int64_t count) {
+          t.device->expand_fold_norm(streams, last_of(y, count), has_also ? last_of(also, count) : tensor{},
+                                     last_of(post, count), last_of(comb, count), to, last_of(pre, count), weight.device,
+                                     1e-6F);
+        };
+        t.host->expand_fold_norm(h.host, y.host, has_also ? also.host : tensor{}, post.host, comb.host, x.host,
+                                 pre.host, weight.host, 1e-6F);
+        run(h.device, x.device, n);
+        t.equal("expand_fold_norm, streams", h);
+        t.near("expand_fold_norm", x, 1e-5);
+        backend& b = *t.device;
+        if (has_also)
+          b.expand_sum(apart.device, y.device, also.device, post.device, comb.device);
+        else
+          b.expand(apart.device, y.device, post.device, comb.device);
+        b.fold_norm(x_apart.device, apart.device, pre.device, weight.device, 1e-6F);
+        CHECK(t.read_device<uint32_t>(h) == t.read_device<uint32_t>(apart));
+        CHECK(t.read_device<uint32_t>(x) == t.read_device<uint32_t>(x_apart));
+        const auto row = t.make(dtype::f32, {1, m, dim}, std::vector<float>(values.end() - m * dim, values.end()));
+        const auto of_row = t.output({1, dim});
+        run(row.device, of_row.device, 1);
+        CHECK(t.read_device<uint32_t>(of_row) == t.read_device<uint32_t>(x.slice(n - 1, 1)));
+      }
 }
 
 TEST_CASE("cuda mix: fold, expand and mean have the bits of the twin") {
