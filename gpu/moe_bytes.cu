@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(pack_threads) pack_runs_kernel(moe_args a, run
   const float* x =
       First == 0 ? a.x + static_cast<int64_t>(pair / a.k) * a.dim : a.hidden + static_cast<int64_t>(pair) * a.width;
   packing_row<Jobs> row(m.trellis.suh, m.trellis.in, me);
-  // So is x: rows of gate and up are transformed while the runs are made. hidden is of the kernel before this one.
+  // So is x: rows of gate and up are transformed while the runs are made, by a kernel that waits for the one before it
+  // first and writes no x. hidden is of the kernel before this one.
   if constexpr (First == 0) row.transform(x, m.in);
   begin_in_turn();
   if constexpr (First != 0) row.transform(x, m.in);

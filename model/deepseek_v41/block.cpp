@@ -55,9 +55,13 @@ bool run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
   ctx.show("hc_attn_pre", pre_attention);
   ctx.show("hc_attn_post", post);
   ctx.show("hc_attn_comb", comb);
-  be.expand_fold_norm(ctx.h, y, {}, post, comb, x, pre_attention, w.moe.norm, ctx.c.eps);
-  ctx.show("stream_mid", ctx.h);
-
+  if (ctx.seen) { // and perhaps changed: the streams are shown before they are read
+    be.expand(ctx.h, y, post, comb);
+    ctx.show("stream_mid", ctx.h);
+    be.fold_norm(x, ctx.h, pre_attention, w.moe.norm, ctx.c.eps);
+  } else {
+    be.expand_fold_norm(ctx.h, y, {}, post, comb, x, pre_attention, w.moe.norm, ctx.c.eps);
+  }
   ctx.show("ffn_in", x);
   begin_shared_expert(ctx, w.moe, x);               // while the choice of experts leaves the device idle
   be.beside([&] { mix(ctx, w.moe_mix, pre_moe); }); // ctx.pre may be this buffer: it was used above
@@ -67,8 +71,9 @@ bool run_block(step_context& ctx, const block_weights& w, const layer_cache& cac
     also = {};
   }
   ctx.show("moe_out", y);
-  // Nothing of the next layer comes between.
-  const bool goes_on = chain.next != nullptr && chain.next->role.engram_slot < 0 && !is_tapped(ctx, *chain.next);
+  // Nothing comes between: no part of the next layer, nobody who looks and perhaps writes.
+  const bool goes_on =
+      chain.next != nullptr && !ctx.seen && chain.next->role.engram_slot < 0 && !is_tapped(ctx, *chain.next);
   if (goes_on)
     be.expand_fold_norm(ctx.h, y, also, post, comb, x, pre_moe, chain.next->attention.norm, ctx.c.eps);
   else if (also)

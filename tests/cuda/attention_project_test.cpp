@@ -132,7 +132,7 @@ TEST_CASE("cuda attention_project: rows of both classes share a step") {
   }
 }
 
-// Of queries and keys of extreme magnitude, so that a row's power of two moves.
+// Of keys of extreme magnitude, so that a row's power of two moves.
 TEST_CASE("cuda attention_project: outputs of any magnitude have the bits of the parts") {
   for (const float key_by : {0x1p-8F, 0x1p13F}) {
     const shape s{"extreme keys", 64, 512, 128, 100, seen::causal, sequences(3, 900, 2), key_form::records, 1, key_by};

@@ -16,13 +16,14 @@ struct piece {
 
 class batch {
 public:
-  explicit batch(backend& be)
+  explicit batch(backend& be, bool load_draft = true)
       : files_(tiny_b().folder), tables_(files_, tiny_b().token_map, be.rank(), be.n_ranks(), 4) {
     model_options o;
     o.folder = tiny_b().folder.string();
     o.max_sequences = 4;
     o.n_blocks = 8;
     o.max_rows = 128;
+    o.load_draft = load_draft;
     model_ = std::make_unique<model_v41>(be, o, nullptr);
   }
   // Logits of all rows of each piece, one vector a piece.
@@ -128,6 +129,33 @@ TEST_CASE("batch: rows without wanted logits give none, a step without rows is a
     CHECK(m.of().forward({}, {}).empty());
     CHECK(m.step(std::vector{piece{0, {0}, a, 0, 5}})[0].size() == 5 * 384);
   });
+}
+
+// Tests put the streams of another run in the place of ours, and what comes next begins from those.
+TEST_CASE("batch: what an observer writes is what the next half reads") {
+  const auto be = make_host_backend({.n_threads = 1});
+  for (const std::string_view zeroed : {"stream", "stream_mid"}) {
+    batch b(*be, false); // a drafter would tap the streams between layers
+    const std::string_view read_by = zeroed == "stream" ? "attn_in" : "ffn_in";
+    int32_t n_read = 0, with_engram = -1; // the last layer that added to the streams before it read them
+    b.of().observe(
+        [&](std::string_view name, int32_t layer, tensor t) {
+          if (name == "engram_out") with_engram = layer;
+          if (name == zeroed) {
+            const std::vector<float> zeros(static_cast<size_t>(t.n_elements()));
+            be->upload(t, zeros.data(), t.size_bytes());
+          }
+          if (name != read_by || (zeroed == "stream" && (layer < 1 || with_engram == layer))) return;
+          ++n_read;
+          const std::span<const float> x(t.f32(), static_cast<size_t>(t.n_elements()));
+          INFO(name << " of layer " << layer);
+          CHECK(std::ranges::all_of(x, [](float v) { return v == 0; }));
+        },
+        20);
+    const std::vector<int32_t> ids(20, 3);
+    b.step(std::array{piece{0, {0, 1, 2, 3, 4, 5, 6, 7}, ids, 0, 20}});
+    CHECK(n_read > 2);
+  }
 }
 
 TEST_CASE("ranks: the shipped pack on two ranks, whole experts to each, decodes as on one") {
