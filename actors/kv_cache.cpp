@@ -17,14 +17,11 @@ namespace troupe {
 
 namespace {
 
-constexpr auto most_held = std::chrono::milliseconds(50); // of a step, which those that come meanwhile wait for
-
 struct kv_state {
   static inline const char* name = "kv_cache";
   std::optional<kv_ledger> ledger;
   std::optional<tier_census> census;
   std::optional<step_plan> held; // it would do nothing but wait for the disk
-  bool has_timer = false;        // Invariant: exactly while one is on its way to ourselves
   std::vector<caf::typed_response_promise<bool>> flushes;
   std::vector<engram_fetch_actor> next;
   std::shared_ptr<counters> numbers;
@@ -34,8 +31,7 @@ struct kv_state {
   uint64_t epoch = 0, last_step = 0, cache = 0;
   step_placed newest; // in case an engram_fetch dies with it
 };
-using timed_kv_cache = kv_cache_actor::extend<caf::reacts_to<due_atom>>; // due_atom: from itself
-using kv_cache_pointer = timed_kv_cache::stateful_pointer<kv_state>;
+using kv_cache_pointer = kv_cache_actor::stateful_pointer<kv_state>;
 
 void show(kv_state& s) {
   auto& n = *s.numbers;
@@ -71,23 +67,6 @@ void place(kv_cache_pointer self, step_plan&& plan) {
   for (const auto& n : s.next) self->send(n, s.newest);
 }
 
-void give_up_reads(kv_cache_pointer self) {
-  if (self->state.ledger->give_up_reads(self->clock().now()))
-    spdlog::warn(
-        "cache on disk: a prefix takes too long to read and is computed; nothing is read until the disk answers");
-}
-
-void place_held(kv_cache_pointer self) {
-  step_plan plan = std::move(*self->state.held);
-  self->state.held.reset();
-  place(self, std::move(plan));
-}
-
-void hold(kv_cache_pointer self, step_plan&& plan) {
-  self->state.held = std::move(plan);
-  if (!std::exchange(self->state.has_timer, true)) self->delayed_send(self, most_held, due_atom_v);
-}
-
 void take_results(kv_cache_pointer self, const tier_done& done) {
   auto& s = self->state;
   if (done.cache != s.cache) return;
@@ -101,7 +80,10 @@ void take_results(kv_cache_pointer self, const tier_done& done) {
   }
   tell_pins(self);
   show(s);
-  if (s.held) place_held(self); // even if there is more to come: others may want to begin meanwhile
+  if (!s.held) return;
+  step_plan plan = std::move(*s.held); // even if there is more to come: others may want to begin meanwhile
+  s.held.reset();
+  place(self, std::move(plan));
 }
 
 void take_list(kv_cache_pointer self, tier_listed& part) {
@@ -172,7 +154,7 @@ pin_answer pin(kv_cache_pointer self, const pin_prefix& what) {
   return out;
 }
 
-timed_kv_cache::behavior_type kv_cache_behavior(kv_cache_pointer self, kv_cache_config c,
+kv_cache_actor::behavior_type kv_cache_behavior(kv_cache_pointer self, kv_cache_config c,
                                                 std::shared_ptr<counters> numbers) {
   guard(self);
   numbers->blocks = c.n_blocks;
@@ -186,18 +168,12 @@ timed_kv_cache::behavior_type kv_cache_behavior(kv_cache_pointer self, kv_cache_
           return;
         }
         TROUPE_CHECK(plan.step == ++s.last_step, "steps arrive in order, none is lost");
-        give_up_reads(self);
-        if (!s.ledger->must_wait(plan)) return place(self, std::move(plan));
-        hold(self, std::move(plan));
+        if (s.ledger->must_wait(plan))
+          s.held = std::move(plan);
+        else
+          place(self, std::move(plan));
       },
       [=](const wiring& w) { rewire(self, w, c); },
-      [=](due_atom) {
-        auto& s = self->state;
-        s.has_timer = false;
-        if (!s.held) return;
-        give_up_reads(self);
-        place_held(self); // it runs nothing, and the next one has whoever came meanwhile
-      },
       [=](const miss_question& q) { return self->state.ledger->explain(q); },
       [=](const tier_done& done) { take_results(self, done); },
       [=](tier_listed& part) { take_list(self, part); },

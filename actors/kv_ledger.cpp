@@ -59,7 +59,7 @@ step_placed kv_ledger::place(step_plan&& plan, time now) {
   std::vector<planned_rows> rows;
   rows.reserve(plan.rows.size());
   for (auto& r : plan.rows)
-    if (place_rows(r, placed, now)) rows.push_back(std::move(r));
+    if (place_rows(r, placed)) rows.push_back(std::move(r));
   plan.rows = std::move(rows);
   write_behind(std::move(sound), now);
   for (const auto& r : plan.rows) save_after(sequences_.at(r.id), r, placed); // no row of this step may find these
@@ -126,10 +126,10 @@ void kv_ledger::open(sequence_start&& start) {
 }
 
 // False: the sequence gets no rows in this step.
-bool kv_ledger::place_rows(planned_rows& r, step_placed& placed, time now) {
+bool kv_ledger::place_rows(planned_rows& r, step_placed& placed) {
   auto& s = sequences_.at(r.id);
   if (!s.has_begun) {
-    if (!begin(s, r, placed, now)) return false;
+    if (!begin(s, r, placed)) return false;
   } else {
     save_wanted(s, r.start, placed.saves_before); // what was guessed in the step before, and came true
     cut(s, r);
@@ -145,22 +145,21 @@ bool kv_ledger::place_rows(planned_rows& r, step_placed& placed, time now) {
   return true;
 }
 
-bool kv_ledger::awaits_disk(sequence& s, time now) {
+bool kv_ledger::awaits_disk(sequence& s) {
   if (is_waiting(s)) return true;
   if (config_.disk_cache_bytes == 0 || s.n_fetches >= max_fetches) return false;
   const auto awaited = index_.fetch(s.start.cache_salt, s.symbols, late_floor(s.start.n_asked()));
   if (!awaited) return false;
   s.awaited = *awaited;
-  s.fetched_at = now;
   ++s.n_fetches;
   return true;
 }
 
-bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed, time now) {
+bool kv_ledger::begin(sequence& s, planned_rows& r, step_placed& placed) {
   prefix_index::hit hit;
   const int64_t n_prompt = s.start.n_prompt, floor = late_floor(s.start.n_asked());
   if (index_.max_snapshots() > 0) {
-    if (awaits_disk(s, now)) return false;
+    if (awaits_disk(s)) return false;
     hit = index_.find(s.start.cache_salt, s.symbols, floor);
     if (has_leader(s, hit.n_tokens)) return false;
     const int64_t n = std::min(n_tokens(r), n_prompt - hit.n_tokens);
@@ -323,16 +322,6 @@ bool kv_ledger::must_wait(const step_plan& plan) const {
     return false;
   return std::all_of(plan.rows.begin(), plan.rows.end(),
                      [&](const auto& r) { return is_waiting(sequences_.at(r.id)); });
-}
-
-bool kv_ledger::give_up_reads(time now) {
-  bool any = false;
-  for (const auto& [id, s] : sequences_) {
-    if (!is_waiting(s) || now - s.fetched_at < config_.read_patience) continue;
-    index_.give_up(s.awaited);
-    any = true;
-  }
-  return any;
 }
 
 void kv_ledger::read_done(entry_id entry, bool ok) { index_.read_done(entry, ok); }

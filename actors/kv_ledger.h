@@ -28,13 +28,12 @@ struct kv_cache_config {
   int64_t tail_tokens = -1;          // of prefill mode tail; -1: exact
   std::string fingerprint;
   // Tiers below the device, of each rank.
-  int64_t block_bytes = 0;                         // of one
-  int64_t host_cache_bytes = 0;                    // blocks in host memory
-  int64_t disk_cache_bytes = 0;                    // 0: no files
-  int64_t disk_min_tokens = 512;                   // of a prefix that is worth writing
-  int64_t disk_bytes_per_hour = int64_t{64} << 30; // written at most
-  int64_t disk_queue_bytes = int64_t{64} << 20;    // on their way to disk at most
-  std::chrono::milliseconds read_patience{10000};  // with a prefix that is read from disk; then it is a miss
+  int64_t block_bytes = 0;                                             // of one
+  int64_t host_cache_bytes = 0;                                        // blocks in host memory
+  int64_t disk_cache_bytes = 0;                                        // 0: no files
+  int64_t disk_min_tokens = 512;                                       // of a prefix that is worth writing
+  int64_t disk_bytes_per_hour = int64_t{64} << 30;                     // written at most
+  int64_t disk_queue_bytes = int64_t{64} << 20;                        // on their way to disk at most
   int64_t entry_bytes() const { return snapshot_bytes + block_bytes; } // of the largest
   // Of the host memory for tiers, what is on its way to or from the disk: the queue of writes, with an entry in the
   // hands of the rank and one in tier_disk's, and batches of reads that the rank has not taken. The rest is for blocks.
@@ -56,8 +55,6 @@ public:
   step_placed place(step_plan&&, time now = {});
   // The step that the plan gives would do nothing but wait for the disk.
   bool must_wait(const step_plan&) const;
-  // Prefixes that have been read for too long are misses. True: some are now.
-  bool give_up_reads(time now);
   // What the ranks' disks did with entries, each rank for itself: an entry counts when all have it.
   void read_done(entry_id, bool ok);
   void write_done(entry_id, bool ok, time now = {});
@@ -94,16 +91,15 @@ private:
     bool has_begun = false;
     std::vector<int32_t> recent; // the last tokens fed: those of the newest step and a few before it
     snapshot_id awaited{};       // on its way from disk
-    time fetched_at{};           // when that began
     int32_t n_fetches = 0;
   };
 
   void finish(const sequence_end&, step_placed&);
   void open(sequence_start&&);
-  bool place_rows(planned_rows&, step_placed&, time now);
+  bool place_rows(planned_rows&, step_placed&);
   bool is_waiting(const sequence& s) const { return !s.has_begun && index_.is_loading(s.awaited); }
-  bool awaits_disk(sequence&, time now);
-  bool begin(sequence&, planned_rows&, step_placed&, time now);
+  bool awaits_disk(sequence&);
+  bool begin(sequence&, planned_rows&, step_placed&);
   bool take_blocks(sequence&, planned_rows&, const prefix_index::hit&, step_placed&);
   bool has_leader(const sequence&, int64_t n_found) const;
   void cut(const sequence&, planned_rows&) const;

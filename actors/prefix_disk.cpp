@@ -19,7 +19,7 @@ bool prefix_index::begin_read(node& n) {
   n.slot = slot;
   n.is_loading = true;
   enter(n, tier::memory);
-  loads_[n.entry] = {.at = &n, .slot = slot};
+  loads_[n.entry] = {&n, {}, false, slot, 0};
   reads_.push_back({n.entry, {}, slot, 0});
   return true;
 }
@@ -33,14 +33,14 @@ bool prefix_index::begin_read(snapshot_id id, snapshot& s) {
   std::erase(dropped_, id); // it left in this very step
   ++n_in_memory_;
   enter(id, s, tier::memory);
-  loads_[s.entry] = {.snapshot = id, .slot = slot};
+  loads_[s.entry] = {nullptr, id, false, slot, 0};
   reads_.push_back({s.entry, id, slot, s.n_tokens});
   return true;
 }
 
 // Reads root first; when the slots do not suffice, what was begun goes on and the prompt gets what there is.
 std::optional<snapshot_id> prefix_index::fetch(std::string_view salt, std::span<const symbol> prompt, int64_t floor) {
-  if (prompt.empty() || limits_.disk_bytes == 0 || n_given_up_ > 0) return std::nullopt;
+  if (prompt.empty() || limits_.disk_bytes == 0) return std::nullopt;
   const auto usable = prompt.first(prompt.size() - 1);
   const path p = walk(salt, usable);
   const auto *near = best_at_hand(p, usable, floor), *far = best_anywhere(p, usable, floor);
@@ -73,34 +73,14 @@ bool prefix_index::is_loading(snapshot_id id) const {
   return false;
 }
 
-void prefix_index::give_up(snapshot_id id) {
-  const auto found = snapshots_.find(id);
-  if (found == snapshots_.end()) return;
-  auto& s = found->second;
-  const auto leave_behind = [&](const place& p) {
-    loads_.at(p.entry).is_given_up = true;
-    ++n_given_up_;
-  };
-  for (node* n = s.at; n->parent; n = n->parent) {
-    if (!n->is_loading) continue;
-    leave_behind(*n);
-    release(*n, tier::memory);
-  }
-  if (!s.is_loading) return;
-  leave_behind(s);
-  release_memory(id, s);
-}
-
 void prefix_index::read_done(entry_id entry, bool ok) {
   const auto found = loads_.find(entry);
   if (found == loads_.end()) return;
   const transfer t = found->second;
   loads_.erase(found);
   if (t.is_orphan) {
-    n_given_up_ -= t.is_given_up;
     if (t.slot >= 0) free_slots_.push_back(t.slot);
-    const auto made_again = snapshots_.find(t.snapshot); // under its number, behind a read that was given up
-    if (!t.at && (made_again == snapshots_.end() || !made_again->second.is_in_memory())) dropped_.push_back(t.snapshot);
+    if (!t.at) dropped_.push_back(t.snapshot);
     return;
   }
   if (t.at) {
@@ -194,14 +174,14 @@ prefix_index::written prefix_index::write(snapshot_id id, int64_t most_bytes) {
     const bool is_on_device = n.is_in(tier::device);
     const int64_t entry_bytes = bytes_on_disk(*n.parent, n.key->size(), false);
     if (!has_room(entry_bytes)) return out;
-    begin_write(n, *n.parent, {.at = &n, .n_bytes = entry_bytes},
+    begin_write(n, *n.parent, {&n, {}, false, -1, entry_bytes},
                 {{}, {}, n.n_tokens, 0, {}, *n.key, {}, is_on_device ? static_cast<int32_t>(n.block) : -1, n.slot});
     enter(n, tier::disk);
   }
   const int64_t own_bytes = bytes_on_disk(*s.at, s.tail->size(), true);
   if (!has_room(own_bytes)) return out;
   begin_write(
-      s, *s.at, {.snapshot = id, .n_bytes = own_bytes},
+      s, *s.at, {nullptr, id, false, -1, own_bytes},
       {{}, {}, s.n_tokens, s.floor, {}, *s.tail, id, s.partial ? static_cast<int32_t>(*s.partial) : -1, s.slot});
   enter(id, s, tier::disk);
   return out;

@@ -89,9 +89,6 @@ public:
   // snapshot to wait for. nullopt: nothing to gain, or no room.
   std::optional<snapshot_id> fetch(std::string_view salt, std::span<const symbol> prompt, int64_t floor = 0);
   bool is_loading(snapshot_id) const; // it or its path
-  // Does without what is still being read of a snapshot and its path. Their slots are taken until the disk has
-  // answered, and nothing else is read before it has.
-  void give_up(snapshot_id);
   // Writes those blocks of a snapshot's path that are not on disk, the root first, then the snapshot. No more than
   // `most_bytes` are on their way at once, or one entry. Precondition: the step that made it has run.
   struct written {
@@ -220,9 +217,8 @@ private:
     node* at = nullptr; // of a block; null: of the snapshot
     snapshot_id snapshot{};
     bool is_orphan = false; // its node or snapshot has left
-    bool is_given_up = false;
-    int32_t slot = -1;   // of a read
-    int64_t n_bytes = 0; // of a write
+    int32_t slot = -1;      // of a read
+    int64_t n_bytes = 0;    // of a write
   };
 
   // prefix_index.cpp: content.
@@ -306,7 +302,6 @@ private:
   bool has_empty_root_ = false;
   uint64_t now_ = 0, step_ = 1, last_snapshot_ = 0, last_entry_ = 0;
   int64_t n_nodes_ = 0, n_in_memory_ = 0, disk_bytes_ = 0, writing_bytes_ = 0;
-  int64_t n_given_up_ = 0; // reads that have not been answered
 };
 
 } // namespace troupe

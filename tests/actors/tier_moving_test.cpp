@@ -70,39 +70,3 @@ TEST_CASE("tiers: a rank that is busy has no more than two batches of the disk's
   CHECK(got->usage.cached_tokens == static_cast<int64_t>(prompt.size()) - 1);
   same(*got, *want);
 }
-
-TEST_CASE(
-    "tiers: a disk that hangs costs a prompt ten seconds, the others nothing, and is used again when it answers") {
-  const test::temp_folder folder;
-  const auto first = some_tokens(300, 33), second = some_tokens(300, 34), third = some_tokens(300, 35);
-  tier_ring plain({.n_slots = 0, .n_snapshots = 0});
-  const auto want = plain.ask(first);
-  {
-    tier_ring r({.folder = folder.path()});
-    for (const auto& prompt : {first, second, third}) r.ask(prompt);
-  }
-  tier_ring r({.folder = folder.path()});
-  r.w.held = "tier_disk";
-  const auto waits = r.start(tier_ring::completion_of(first, 4));
-  r.w.run();
-  r.w.advance(std::chrono::seconds(8));
-  CHECK(waits->choices.empty());
-  const auto other = r.start(tier_ring::completion_of(some_tokens(200, 36), 4)); // in no file
-  r.w.run();
-  r.w.advance(std::chrono::milliseconds(100)); // the step that is held is not held for long
-  CHECK(other->has_ended());
-  r.w.advance(std::chrono::seconds(3));
-  REQUIRE(waits->has_ended());
-  CHECK(waits->usage.cached_tokens == 0);
-  same(*waits, *want);
-  CHECK(r.ask(second)->usage.cached_tokens == 0); // nobody waits for it again
-  CHECK(r.ask(first)->usage.cached_tokens == 299);
-  CHECK(r.r.is_idle());
-  r.w.held.clear();
-  r.w.run(); // what comes late finds its place, and nobody who wants it
-  CHECK(r.r.is_idle());
-  CHECK(r.ask(first)->usage.cached_tokens == 299);
-  CHECK(r.ask(third)->usage.cached_tokens == 299);
-  CHECK(r.r.numbers->cache_hits_disk > 0);
-  CHECK(r.r.numbers->restarts == 0);
-}
