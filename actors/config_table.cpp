@@ -37,7 +37,7 @@ const setting table[] = {
     {"kv_memory_mb", &settings::kv_memory_bytes, "MiB for the KV cache and the state of sequences.", 1, 1 << 24, {}, mib},
     {"snapshot_memory_mb", &settings::snapshot_memory_bytes, "MiB on each rank for the prefix cache's snapshots of window state; 0 holds none.", 0, 1 << 24, {}, mib},
     {"snapshot_interval", &settings::snapshot_interval, "Tokens between snapshots along a sequence; 0: only at ends and forks of prompts.", 0, 1 << 30},
-    {"host_cache_mb", &settings::host_cache_bytes, "MiB on each rank for the prefix cache's blocks that left the device, and for what is on its way to or from disk; 0: they are let go.", 0, 1 << 24, {}, mib},
+    {"host_cache_mb", &settings::host_cache_bytes, "MiB on each rank for the prefix cache's blocks that left the device; 0: they are let go.", 0, 1 << 24, {}, mib},
     {"disk_cache_dir", &settings::disk_cache_dir, "Folder where the prefix cache outlives a restart; empty: none. What comes back from it goes through host_cache_mb."},
     {"disk_cache_mb", &settings::disk_cache_bytes, "MiB on disk for each rank.", 1, 1 << 30, {}, mib},
     {"disk_cache_min_tokens", &settings::disk_cache_min_tokens, "Tokens of the shortest prefix that goes to disk.", 1, 1 << 30},

@@ -64,7 +64,6 @@ struct counters {
   // kv_cache
   std::atomic<int64_t> blocks{0}, blocks_used{0}, blocks_cached{0}, snapshots{0};
   std::atomic<int64_t> blocks_in_memory{0}, disk_bytes{0}; // the tiers' contents, on each rank
-  std::atomic<int64_t> disk_writing_bytes{0};              // on their way there
   // tier_disk, of all ranks together
   std::atomic<int64_t> disk_writes{0}, disk_bytes_written{0}, disk_write_errors{0};
   std::atomic<int64_t> disk_reads{0}, disk_bytes_read{0}, disk_read_errors{0};

@@ -41,7 +41,6 @@ void show(kv_state& s) {
   n.snapshots = ledger.index().n_snapshots();
   n.blocks_in_memory = ledger.index().n_slots_used();
   n.disk_bytes = ledger.index().disk_bytes();
-  n.disk_writing_bytes = ledger.index().writing_bytes();
   if (ledger.index().writing_bytes() > 0 || !s.is_listed) return;
   for (auto& promise : std::exchange(s.flushes, {})) promise.deliver(true);
 }

@@ -23,14 +23,6 @@ int64_t n_tokens(const planned_rows& r) { return static_cast<int64_t>(r.tokens.s
 
 } // namespace
 
-void kv_cache_config::share_host_memory(int64_t n_bytes) {
-  host_cache_bytes = n_bytes;
-  if (disk_cache_bytes == 0) return;
-  disk_queue_bytes = std::min(disk_queue_bytes, n_bytes / 8);
-  const int64_t batch = blocks_at_once * block_bytes + entry_bytes();
-  host_cache_bytes = std::max<int64_t>(n_bytes - disk_queue_bytes - most_batches * batch - 2 * entry_bytes(), 0);
-}
-
 kv_ledger::kv_ledger(const kv_cache_config& c)
     : config_(c), pool_(c.n_blocks, c.block_tokens),
       index_({c.fingerprint, c.snapshot_bytes > 0 ? c.snapshot_memory_bytes / c.snapshot_bytes : 0, c.n_slots(),
@@ -308,11 +300,9 @@ void kv_ledger::write_behind(std::vector<snapshot_id>&& snapshots, time now) {
   }
   size_t n = 0;
   for (; n < later_.size(); ++n) {
-    if (index_.writing_bytes() > 0 && index_.writing_bytes() >= config_.disk_queue_bytes) break;
+    if (index_.writing_bytes() >= config_.disk_queue_bytes) break;
     if (n_written_in_hour_ >= config_.disk_bytes_per_hour) break;
-    const auto w = index_.write(later_[n], config_.disk_queue_bytes);
-    n_written_in_hour_ += w.n_bytes;
-    if (!w.is_whole) break;
+    n_written_in_hour_ += index_.write(later_[n]);
   }
   later_.erase(later_.begin(), later_.begin() + static_cast<std::ptrdiff_t>(n));
 }

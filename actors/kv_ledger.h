@@ -5,7 +5,6 @@
 #include "actors/block_pool.h"
 #include "actors/messages.h"
 #include "actors/prefix_index.h"
-#include "actors/tier_messages.h"
 
 #include <algorithm>
 #include <chrono>
@@ -28,16 +27,12 @@ struct kv_cache_config {
   int64_t tail_tokens = -1;          // of prefill mode tail; -1: exact
   std::string fingerprint;
   // Tiers below the device, of each rank.
-  int64_t block_bytes = 0;                                             // of one
-  int64_t host_cache_bytes = 0;                                        // blocks in host memory
-  int64_t disk_cache_bytes = 0;                                        // 0: no files
-  int64_t disk_min_tokens = 512;                                       // of a prefix that is worth writing
-  int64_t disk_bytes_per_hour = int64_t{64} << 30;                     // written at most
-  int64_t disk_queue_bytes = int64_t{64} << 20;                        // on their way to disk at most
-  int64_t entry_bytes() const { return snapshot_bytes + block_bytes; } // of the largest
-  // Of the host memory for tiers, what is on its way to or from the disk: the queue of writes, with an entry in the
-  // hands of the rank and one in tier_disk's, and batches of reads that the rank has not taken. The rest is for blocks.
-  void share_host_memory(int64_t n_bytes);
+  int64_t block_bytes = 0;                         // of one
+  int64_t host_cache_bytes = 0;                    // blocks in host memory
+  int64_t disk_cache_bytes = 0;                    // 0: no files
+  int64_t disk_min_tokens = 512;                   // of a prefix that is worth writing
+  int64_t disk_bytes_per_hour = int64_t{64} << 30; // written at most
+  int64_t disk_queue_bytes = int64_t{64} << 20;    // on their way to disk at most
   // Contexts of so many tokens that stay cached at once, each with the ends of its prompt and of a reply.
   int64_t n_contexts(int64_t n_tokens) const {
     const int64_t by_snapshots = snapshot_bytes > 0 ? snapshot_memory_bytes / snapshot_bytes / 2 : 0;

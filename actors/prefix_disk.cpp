@@ -147,44 +147,34 @@ void prefix_index::begin_write(place& p, const node& parent, transfer t, tier_wr
   writes_.push_back(std::move(what));
 }
 
-prefix_index::written prefix_index::write(snapshot_id id, int64_t most_bytes) {
+int64_t prefix_index::write(snapshot_id id) {
   const auto found = snapshots_.find(id);
-  if (found == snapshots_.end() || limits_.disk_bytes == 0) return {};
+  if (found == snapshots_.end() || limits_.disk_bytes == 0) return 0;
   auto& s = found->second;
-  if (!s.is_in_memory() || s.is_loading || s.is_in(tier::disk)) return {};
+  if (!s.is_in_memory() || s.is_loading || s.is_in(tier::disk)) return 0;
   std::vector<node*> fresh;
   int64_t n_bytes = bytes_on_disk(*s.at, s.tail->size(), true);
   for (node* n = s.at; n->parent; n = n->parent) {
     if (n->is_in(tier::disk)) continue;
-    if (!n->is_usable()) return {};
+    if (!n->is_usable()) return 0;
     fresh.push_back(n);
     n_bytes += bytes_on_disk(*n->parent, n->key->size(), false);
   }
   pin_path(*s.at);
   pinned_.insert(id);
-  if (!make_disk_room(n_bytes)) return {};
-  written out;
-  const auto has_room = [&](int64_t n) {
-    out.is_whole = writing_bytes_ == 0 || writing_bytes_ + n <= most_bytes;
-    if (out.is_whole) out.n_bytes += n;
-    return out.is_whole;
-  };
+  if (!make_disk_room(n_bytes)) return 0;
   for (auto at = fresh.rbegin(); at != fresh.rend(); ++at) {
     node& n = **at;
     const bool is_on_device = n.is_in(tier::device);
-    const int64_t entry_bytes = bytes_on_disk(*n.parent, n.key->size(), false);
-    if (!has_room(entry_bytes)) return out;
-    begin_write(n, *n.parent, {&n, {}, false, -1, entry_bytes},
+    begin_write(n, *n.parent, {&n, {}, false, -1, bytes_on_disk(*n.parent, n.key->size(), false)},
                 {{}, {}, n.n_tokens, 0, {}, *n.key, {}, is_on_device ? static_cast<int32_t>(n.block) : -1, n.slot});
     enter(n, tier::disk);
   }
-  const int64_t own_bytes = bytes_on_disk(*s.at, s.tail->size(), true);
-  if (!has_room(own_bytes)) return out;
   begin_write(
-      s, *s.at, {nullptr, id, false, -1, own_bytes},
+      s, *s.at, {nullptr, id, false, -1, bytes_on_disk(*s.at, s.tail->size(), true)},
       {{}, {}, s.n_tokens, s.floor, {}, *s.tail, id, s.partial ? static_cast<int32_t>(*s.partial) : -1, s.slot});
   enter(id, s, tier::disk);
-  return out;
+  return n_bytes;
 }
 
 void prefix_index::write_done(entry_id entry, bool ok) {

@@ -89,13 +89,9 @@ public:
   // snapshot to wait for. nullopt: nothing to gain, or no room.
   std::optional<snapshot_id> fetch(std::string_view salt, std::span<const symbol> prompt, int64_t floor = 0);
   bool is_loading(snapshot_id) const; // it or its path
-  // Writes those blocks of a snapshot's path that are not on disk, the root first, then the snapshot. No more than
-  // `most_bytes` are on their way at once, or one entry. Precondition: the step that made it has run.
-  struct written {
-    int64_t n_bytes = 0;  // 0 and whole: it is there, or cannot be
-    bool is_whole = true; // false: there is more to write when some of this has arrived
-  };
-  written write(snapshot_id, int64_t most_bytes);
+  // Writes a snapshot and those blocks of its path that are not on disk. Bytes that takes; 0: it is there, or cannot
+  // be. Precondition: the step that made it has run.
+  int64_t write(snapshot_id);
   // What became of a read or a write on all ranks. Unknown ones left meanwhile.
   void read_done(entry_id, bool ok);
   void write_done(entry_id, bool ok);

@@ -100,7 +100,6 @@ void judge_entries(rank_pointer self, tier_done& done, counters& numbers) {
   }
   s.misfit.clear();
   self->send(s.kv_cache, std::move(done));
-  if (s.disk) self->send(s.disk, tier_taken{s.cache});
 }
 
 // Every rank runs a row or none does: a rank that lacks it would leave the others waiting in a collective. Adds what

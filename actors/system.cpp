@@ -172,8 +172,8 @@ kv_cache_config runtime::impl::plan_prefix_cache() const {
   prefix.fingerprint =
       make_cache_fingerprint(parts.fingerprint, folder, {caches_of(c), bytes.per_block, bytes.per_snapshot, drafts()});
   prefix.block_bytes = bytes.per_block;
+  prefix.host_cache_bytes = c.host_cache_bytes;
   if (!c.disk_cache_dir.empty()) prefix.disk_cache_bytes = c.disk_cache_bytes;
-  prefix.share_host_memory(c.host_cache_bytes);
   prefix.disk_min_tokens = c.disk_cache_min_tokens;
   prefix.disk_bytes_per_hour = c.disk_write_bytes_per_hour;
   if (prefix.disk_cache_bytes > 0 && prefix.n_slots() == 0)

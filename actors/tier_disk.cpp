@@ -11,7 +11,6 @@
 #include <caf/all.hpp>
 
 #include <algorithm>
-#include <deque>
 #include <optional>
 #include <sstream>
 #include <unordered_map>
@@ -21,20 +20,8 @@ namespace troupe {
 namespace {
 
 constexpr size_t listed_at_once = 1000; // entries of one message: about half a MiB
+constexpr size_t results_at_once = 16;  // kv_cache may hold a step until it hears something
 constexpr unsigned most_readers = 4;    // threads; what takes long is a page cache, or a disk that is asked once
-
-// What could not be read: one line for all that was asked for together, though a prefix is hundreds of files.
-struct refused_reads {
-  size_t n = 0;
-  std::string first;
-  void add(const tier_error& why) {
-    if (n++ == 0) first = why.what;
-  }
-  void log() const {
-    if (n == 1) spdlog::warn("cache on disk: {}", first);
-    if (n > 1) spdlog::warn("cache on disk: {} files could not be read, first {}", n, first);
-  }
-};
 
 struct disk_state {
   static inline const char* name = "tier_disk";
@@ -45,9 +32,6 @@ struct disk_state {
   rank_actor rank;
   kv_cache_actor kv_cache;
   std::unordered_map<entry_id, std::vector<std::byte>> coming; // pieces so far
-  std::deque<tier_read> to_read;
-  int64_t n_batches = 0; // that the rank has not taken
-  refused_reads refused;
 };
 using tier_disk_pointer = tier_disk_actor::stateful_pointer<disk_state>;
 
@@ -92,8 +76,6 @@ void begin(tier_disk_pointer self, const tier_disk_config& config, const tier_wi
   s.rank = caf::actor_cast<rank_actor>(w.rank);
   s.kv_cache = caf::actor_cast<kv_cache_actor>(w.kv_cache);
   s.coming.clear();
-  s.to_read.clear();
-  s.n_batches = 0;
   if (!s.files) {
     s.files.emplace(tier_folder{config.folder / ("rank-" + std::to_string(config.rank)), config.fingerprint,
                                 config.rank, config.n_ranks, config.max_bytes / 2});
@@ -172,7 +154,20 @@ bool send_found(tier_disk_pointer self, const tier_read& where, found_entry&& fo
   return is_there;
 }
 
-void read_batch(tier_disk_pointer self, std::span<const tier_read> reads, counters& numbers) {
+// What of an order could not be read: one line, though a prefix is hundreds of files.
+struct refused_reads {
+  size_t n = 0;
+  std::string first;
+  void add(const tier_error& why) {
+    if (n++ == 0) first = why.what;
+  }
+  void log() const {
+    if (n == 1) spdlog::warn("cache on disk: {}", first);
+    if (n > 1) spdlog::warn("cache on disk: {} files could not be read, first {}", n, first);
+  }
+};
+
+void read_some(tier_disk_pointer self, std::span<const tier_read> reads, refused_reads& refused, counters& numbers) {
   auto& s = self->state;
   std::vector<found_entry> found(reads.size());
   if (s.is_open)
@@ -181,27 +176,11 @@ void read_batch(tier_disk_pointer self, std::span<const tier_read> reads, counte
     });
   tier_done done{s.cache, {}};
   for (size_t i = 0; i < reads.size(); ++i) {
-    if (found[i].why) s.refused.add(*found[i].why);
+    if (found[i].why) refused.add(*found[i].why);
     const bool is_sent = send_found(self, reads[i], std::move(found[i]), numbers);
     done.results.push_back({reads[i].entry, false, is_sent});
   }
   self->send(s.rank, std::move(done)); // which judges them
-}
-
-// As far ahead of the rank as it may be: what it has not taken is memory that nobody else counts.
-void read_on(tier_disk_pointer self, counters& numbers) {
-  auto& s = self->state;
-  std::vector<tier_read> batch;
-  for (; !s.to_read.empty() && s.n_batches < most_batches; ++s.n_batches) {
-    batch.clear();
-    do {
-      batch.push_back(s.to_read.front());
-      s.to_read.pop_front();
-    } while (!s.to_read.empty() && batch.back().snapshot == snapshot_id{} &&
-             static_cast<int64_t>(batch.size()) < blocks_at_once);
-    read_batch(self, batch, numbers);
-  }
-  if (s.to_read.empty()) std::exchange(s.refused, {}).log();
 }
 
 tier_disk_actor::behavior_type tier_disk_behavior(tier_disk_pointer self, tier_disk_config config,
@@ -221,13 +200,11 @@ tier_disk_actor::behavior_type tier_disk_behavior(tier_disk_pointer self, tier_d
         if (orders.cache != s.cache) return;
         if (s.is_open)
           for (const auto id : orders.removes) s.files->remove(id);
-        s.to_read.insert(s.to_read.end(), orders.reads.begin(), orders.reads.end());
-        read_on(self, *numbers);
-      },
-      [=](const tier_taken& t) {
-        if (t.cache != self->state.cache) return;
-        --self->state.n_batches;
-        read_on(self, *numbers);
+        const std::span reads(orders.reads);
+        refused_reads refused;
+        for (size_t at = 0; at < reads.size(); at += results_at_once)
+          read_some(self, reads.subspan(at, std::min(results_at_once, reads.size() - at)), refused, *numbers);
+        refused.log();
       },
   };
 }

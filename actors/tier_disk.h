@@ -21,9 +21,8 @@ struct tier_disk_config {
 };
 
 // tier_wiring opens the folder, once, and lists it; a folder that cannot be opened is a log line, and an empty list.
-using tier_disk_actor =
-    caf::typed_actor<caf::reacts_to<tier_wiring>, caf::reacts_to<tier_save>, caf::reacts_to<tier_orders>,
-                     caf::reacts_to<tier_taken>, caf::reacts_to<tier_pins>>;
+using tier_disk_actor = caf::typed_actor<caf::reacts_to<tier_wiring>, caf::reacts_to<tier_save>,
+                                         caf::reacts_to<tier_orders>, caf::reacts_to<tier_pins>>;
 
 // Detached, it reads several entries at once.
 tier_disk_actor spawn_tier_disk(caf::actor_system&, tier_disk_config, std::shared_ptr<counters>, bool detached = true);

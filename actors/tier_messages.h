@@ -9,9 +9,6 @@
 
 namespace troupe {
 
-// Entries are read in batches of so many blocks and perhaps a snapshot; so many batches wait for the rank at most.
-constexpr int64_t blocks_at_once = 16, most_batches = 2;
-
 // rank -> tier_disk: an entry to be written, piece by piece in order.
 struct tier_save {
   uint64_t cache = 0; // of wiring
@@ -42,10 +39,6 @@ struct tier_result {
 struct tier_done {
   uint64_t cache = 0; // of wiring
   std::vector<tier_result> results;
-};
-// rank -> tier_disk: it has taken a batch of what was read.
-struct tier_taken {
-  uint64_t cache = 0; // of wiring
 };
 // tier_disk -> kv_cache, once for each tier_wiring, in several parts: what is on disk.
 struct tier_stored {
@@ -103,7 +96,7 @@ struct pin_list {
 // clang-format off
 #define TROUPE_TIER_MESSAGES(X)                                                                                        \
   X(tier_save) X(tier_orders) X(tier_arrived) X(tier_done) X(tier_listed) X(tier_wiring) X(tier_pins) X(pin_prefix)    \
-  X(pin_answer) X(unpin_prefix) X(pin_list) X(tier_taken)
+  X(pin_answer) X(unpin_prefix) X(pin_list)
 // clang-format on
 TROUPE_TIER_MESSAGES(TROUPE_CROSSES)
 

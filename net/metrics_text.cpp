@@ -97,8 +97,6 @@ void add_tiers(family_list& out, const counters& n) {
   out.gauge("troupe_prefix_cache_snapshots", "Snapshots of window state in memory.", static_cast<double>(n.snapshots));
   out.gauge("troupe_disk_cache_bytes", "Bytes of the prefix cache on disk, on each rank.",
             static_cast<double>(n.disk_bytes));
-  out.gauge("troupe_disk_cache_writing_bytes", "Of them, on their way there.",
-            static_cast<double>(n.disk_writing_bytes));
   const auto disk = [&](const char* name, const char* help, int64_t value) {
     out.counter(name, help, static_cast<double>(value));
   };

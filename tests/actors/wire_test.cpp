@@ -148,7 +148,6 @@ TEST_CASE_FIXTURE(wire_world, "wire: entries of the disk tier and pins") {
   CHECK(round_trip(tier_orders{2, {{entry_id{9}, snapshot_id{4}, 3}}, {5}}).reads.at(0).slot == 3);
   CHECK(round_trip(tier_arrived{2, {entry_id{9}, snapshot_id{4}, 3}, 9, 0, {1}}).where.entry == entry_id{9});
   CHECK(round_trip(tier_done{2, {{entry_id{9}, true, true}}}).results.at(0).is_done);
-  CHECK(round_trip(tier_taken{2}).cache == 2);
   const tier_listed list{2, {{entry_id{9}, entry_id{1}, true, 70, 2, "s", {3}}}, true, false, {{"name", entry_id{9}}}};
   CHECK(round_trip(list).entries.at(0).n_tokens == 70);
   CHECK(round_trip(list).pins.at(0).name == "name");
