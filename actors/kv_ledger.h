@@ -33,9 +33,11 @@ struct kv_cache_config {
   int64_t disk_min_tokens = 512;                   // of a prefix that is worth writing
   int64_t disk_bytes_per_hour = int64_t{64} << 30; // written at most
   int64_t disk_queue_bytes = int64_t{64} << 20;    // on their way to disk at most
-  // Contexts of so many tokens that stay cached at once, each with the ends of its prompt and of a reply.
+  // Contexts of so many tokens that stay cached at once, each with snapshots at the ends of its prompt and of a reply,
+  // and at the intervals.
   int64_t n_contexts(int64_t n_tokens) const {
-    const int64_t by_snapshots = snapshot_bytes > 0 ? snapshot_memory_bytes / snapshot_bytes / 2 : 0;
+    const int64_t of_each = 2 + (snapshot_interval > 0 ? n_tokens / snapshot_interval : 0);
+    const int64_t by_snapshots = snapshot_bytes > 0 ? snapshot_memory_bytes / snapshot_bytes / of_each : 0;
     return std::min(by_snapshots, (n_blocks + n_slots()) / ((n_tokens + block_tokens - 1) / block_tokens));
   }
   int64_t n_slots() const { return block_bytes > 0 ? host_cache_bytes / block_bytes : 0; }

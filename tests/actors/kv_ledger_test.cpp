@@ -245,6 +245,21 @@ TEST_CASE("kv_ledger: within the budget every context stays, beyond it the cheap
   CHECK(why.n_cached < 9);
 }
 
+TEST_CASE("kv_ledger: snapshots inside of prompts count among those of a context") {
+  const auto c = config(50, 24, 400);
+  bench_ring r(c);
+  std::mt19937_64 random(11);
+  std::vector<tokens> contexts;
+  REQUIRE(c.n_contexts(202) == 4); // four inside of each prompt, its end and the reply's
+  for (int i = 0; i < 4; ++i) {
+    contexts.push_back(random_tokens(random, 200));
+    contexts.back()[0] = 2000 + i;
+    r.ask(contexts.back(), 2);
+  }
+  for (const auto& asked : contexts) CHECK(r.ask(asked, 2) == 199);
+  CHECK(r.ledger.index().n_snapshots() <= 24);
+}
+
 TEST_CASE("kv_ledger: of a step whose result nobody has, no row is kept, though the step before planned as far") {
   bench_ring r(config(0), 128);
   std::mt19937_64 random(15);
